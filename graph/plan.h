@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The plan: what was decided before any weight is loaded. Sizes of every pool, lane of every op, strategy, and the memory
+ * table with reasons. planner/plan_make.c writes it, jobs/ obeys it, tools/ print it. Plain data.
+ */
+#ifndef FT_GRAPH_PLAN_H
+#define FT_GRAPH_PLAN_H
+
+#include "graph/graph.h"
+#include "graph/machine.h"
+#include "graph/model.h"
+#include "graph/policy.h"
+
+/* What the user asked for; 0 / negative = choose for me. */
+struct ft_plan_options {
+    enum ft_strategy strategy;
+    enum ft_device device;   /* NONE: host device is used where the strategy needs a device */
+    bool device_given;       /* the user named the device: do not change it */
+    uint32_t workers;        /* CPU workers */
+    uint32_t slot_count;     /* --moe-cache-size: expert slots over all layers */
+    double slot_rate;        /* --moe-cache-rate: share of all experts; < 0 = not given */
+    double fetch_share;      /* hybrid: share of misses fetched; < 0 = default 0.5 */
+    uint32_t kv_tokens;      /* total tokens in the KV pool */
+    uint32_t sequences_max;
+    uint32_t chunk_rows;     /* prefill chunk */
+    bool all_logits;         /* every row goes through the head (ft logits) */
+    uint64_t snapshot_bytes; /* host RAM for snapshots */
+    bool snapshot_given;
+    uint64_t device_bytes, ram_bytes; /* limits; 0 = what the machine has */
+    bool deterministic;
+    bool ple_in_ram;
+};
+
+enum ft_plan_pool {
+    FT_POOL_DENSE,     /* dense weights */
+    FT_POOL_EMBED,     /* token embedding */
+    FT_POOL_HEAD,
+    FT_POOL_BANK,      /* all experts in RAM */
+    FT_POOL_SLOTS,     /* expert slots on the device */
+    FT_POOL_STAGING,   /* two buffers for experts fetched in prefill */
+    FT_POOL_KV,
+    FT_POOL_STATE,     /* recurrent state of the running sequences */
+    FT_POOL_SNAPSHOTS,
+    FT_POOL_WORKSPACE, /* activations of one step */
+    FT_POOL_PLE,       /* PLE tables (disk, or RAM with --ple-backend ram) */
+    FT_POOL_COUNT
+};
+const char *ft_plan_pool_name(enum ft_plan_pool pool);
+
+struct ft_plan_term {
+    uint8_t pool; /* enum ft_plan_pool */
+    uint8_t tier; /* enum ft_tier */
+    uint64_t bytes;
+    char reason[128]; /* "256 slots of 2764864 B: --moe-cache-rate 0.152" */
+};
+
+struct ft_plan {
+    enum ft_strategy strategy;
+    char strategy_reason[160];
+    enum ft_device device;
+    uint32_t workers;
+    double fetch_share;
+    uint32_t slot_count;
+    uint32_t staging_experts; /* experts in one of the two staging buffers */
+    uint32_t page_tokens, page_count;
+    uint32_t sequences_max, chunk_rows;
+    uint32_t logit_rows_max;
+    uint64_t snapshot_bytes;
+    bool deterministic, ple_in_ram;
+    struct ft_tiling tiling;              /* lane of every op */
+    uint8_t reason_of_op[FT_OP_COUNT];    /* enum ft_reason */
+    uint32_t term_count;
+    struct ft_plan_term terms[FT_POOL_COUNT];
+    uint64_t used_bytes[FT_TIER_COUNT], limit_bytes[FT_TIER_COUNT]; /* limit 0 = unknown */
+    bool fits;
+    char advice[512]; /* when it does not fit: which term to lower, and to what */
+};
+
+/* Consistency of a plan with its model: pools non-zero where needed, sums right, lanes legal. */
+int ft_plan_check(const struct ft_plan *plan, const struct ft_model *model, struct ft_error *err);
+
+#endif

@@ -33,7 +33,7 @@ struct ft_trace_record {
     uint8_t detail;        /* job, choice: enum ft_reason; wait: enum ft_wait */
     uint8_t place;         /* choice: enum ft_place */
     uint8_t flags;         /* bit 0: job was stolen; bit 1: skipped because the step had failed */
-    uint8_t reserved[4];
+    uint8_t reserved[12];
 };
 
 struct ft_trace_ring {

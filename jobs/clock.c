@@ -76,7 +76,7 @@ static bool cheap_at_least_once(void)
 
 static void calibrate(struct ft_clock *clock)
 {
-    uint64_t ticks, ns;
+    uint64_t ticks = 0, ns = 0;
     if (!tsc_is_invariant() || !kernel_trusts_tsc() || !cheap_at_least_once())
         return;
     read_pair(&clock->base_ticks, &clock->base_ns);

@@ -28,7 +28,7 @@
 
 /* Orders what came before against the loads that follow; both sides need one (on aarch64 a plain load may
  * pass the store half of a locked update). */
-static void full_fence(struct ft_park *park)
+void ft_park_fence(struct ft_park *park)
 {
 #ifdef __SANITIZE_THREAD__
     /* ThreadSanitizer knows no stand-alone fence (the compiler refuses it); a no-op update orders as well. */
@@ -51,7 +51,7 @@ uint32_t ft_park_prepare(struct ft_park *park)
     atomic_fetch_add(&park->waiters, 1);
     uint32_t ticket = atomic_load(&park->epoch);
     atomic_store(&park->pending, 0);
-    full_fence(park);
+    ft_park_fence(park);
     return ticket;
 }
 
@@ -60,7 +60,7 @@ static void leave(struct ft_park *park)
     atomic_fetch_sub(&park->waiters, 1);
     /* Only now: the caller looks for work after this, so a waker that still saw 1 is served by that look. */
     atomic_store(&park->pending, 0);
-    full_fence(park);
+    ft_park_fence(park);
 }
 
 void ft_park_cancel(struct ft_park *park)
@@ -92,7 +92,7 @@ bool ft_park_wait(struct ft_park *park, uint32_t ticket, uint64_t timeout_ns)
 
 bool ft_park_wake(struct ft_park *park)
 {
-    full_fence(park);
+    ft_park_fence(park);
     if (!atomic_load_explicit(&park->waiters, memory_order_relaxed) ||
         atomic_load_explicit(&park->pending, memory_order_relaxed))
         return false;

@@ -17,6 +17,8 @@ static int load(hwloc_topology_t *handle, const struct ft_topology_options *opti
     hwloc_topology_set_type_filter(*handle, HWLOC_OBJ_CORE, HWLOC_TYPE_FILTER_KEEP_ALL);
     hwloc_topology_set_type_filter(*handle, HWLOC_OBJ_PACKAGE, HWLOC_TYPE_FILTER_KEEP_ALL);
     hwloc_topology_set_type_filter(*handle, HWLOC_OBJ_L3CACHE, HWLOC_TYPE_FILTER_KEEP_ALL);
+    /* Count cores outside of our cpuset too: the reason shown to the user starts with the whole machine. */
+    hwloc_topology_set_flags(*handle, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED);
     if (options->synthetic && hwloc_topology_set_synthetic(*handle, options->synthetic) != 0) {
         hwloc_topology_destroy(*handle);
         return ft_error_set(err, FT_USAGE,
@@ -144,7 +146,8 @@ int ft_topology_open(struct ft_topology *topology, const struct ft_topology_opti
         if (limits.quota_cores > 0 && limits.quota_cores < (double)FT_WORKERS_MAX)
             core_max = limits.quota_cores < 1 ? 1 : (uint32_t)limits.quota_cores;
         collect_cores(topology, handle, allowed, core_max);
-        topology->may_pin = !options->synthetic && topology->core_count == topology->allowed_core_count;
+        topology->may_pin =
+            !options->synthetic && core_max >= FT_MIN(topology->allowed_core_count, FT_WORKERS_MAX);
         write_reason(topology);
         topology->handle = handle;
     } else {

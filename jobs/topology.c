@@ -17,6 +17,8 @@ static int load(hwloc_topology_t *handle, const struct ft_topology_options *opti
     hwloc_topology_set_type_filter(*handle, HWLOC_OBJ_CORE, HWLOC_TYPE_FILTER_KEEP_ALL);
     hwloc_topology_set_type_filter(*handle, HWLOC_OBJ_PACKAGE, HWLOC_TYPE_FILTER_KEEP_ALL);
     hwloc_topology_set_type_filter(*handle, HWLOC_OBJ_L3CACHE, HWLOC_TYPE_FILTER_KEEP_ALL);
+    /* NUMA nodes smaller than a package hang on groups. */
+    hwloc_topology_set_type_filter(*handle, HWLOC_OBJ_GROUP, HWLOC_TYPE_FILTER_KEEP_STRUCTURE);
     /* Count cores outside of our cpuset too: the reason shown to the user starts with the whole machine. */
     hwloc_topology_set_flags(*handle, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED);
     if (options->synthetic && hwloc_topology_set_synthetic(*handle, options->synthetic) != 0) {

@@ -36,12 +36,16 @@ struct ft_tiling {
     uint8_t lane_of_op[FT_OP_COUNT]; /* enum ft_lane: CPU or DEVICE for dense ops, IO for ple_read */
 };
 
+#define FT_GRAPH_NO_LAYER UINT16_MAX
+enum ft_phase { FT_PHASE_ATTENTION, FT_PHASE_MLP, FT_PHASE_HEAD };
+
 struct ft_graph {
     struct ft_shape shape;
     uint32_t static_count, reserved_count /* per layer with experts */, job_count, edge_count, layer_count;
     /* [static_count] */
     uint8_t *op, *lane;
-    uint16_t *layer;            /* layer, or UINT16_MAX outside layers */
+    uint8_t *phase;             /* enum ft_phase: which of a layer's norms and mixers this is */
+    uint16_t *layer;            /* layer, or FT_GRAPH_NO_LAYER */
     uint32_t *begin, *end;      /* range of the op's axis */
     uint64_t *bytes;            /* weights read */
     uint64_t *flops;            /* for shape.rows rows */
@@ -51,6 +55,7 @@ struct ft_graph {
     /* [layer_count] */
     uint32_t *router_job;       /* FT_NONE in a dense layer */
     uint32_t *combine_job;      /* join in front of the layer's combine tiles: what experts' jobs release */
+    uint32_t *combine_tile;     /* first combine tile of the layer: before it the device runs the layer's expert groups */
     uint32_t *reserved_begin;   /* first id of the reserved range, FT_NONE in a dense layer */
     uint32_t end_job;
     /* jobs of the serial lanes in graph order: what the device and io lanes walk. [device_count], [io_count] */
@@ -58,8 +63,8 @@ struct ft_graph {
     uint32_t *io_jobs, io_count;
 };
 
-/* Fills `graph` inside `arena` (counting arenas welcome). sizes of weights come from `weights`, which may be a shell made
- * from the model alone (ft_graph_shell) when only the shape matters. */
+/* Fills `graph` inside `arena` (counting arenas welcome: then only the counts of `graph` are set). Dense weights are counted
+ * as bf16. Errors: FT_LIMIT when the shape has no rows or more jobs than 32-bit ids. */
 int ft_graph_build(struct ft_graph *graph, struct ft_arena *arena, const struct ft_model *model,
                    const struct ft_shape *shape, const struct ft_tiling *tiling, enum ft_format expert_format,
                    struct ft_error *err);

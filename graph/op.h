@@ -34,9 +34,10 @@ enum ft_class {
     X(MIX_DOWN,      "mix_down",         "output of [down | inject]", MIX)                                             \
     X(MIX_UP,        "mix_up",           "hidden",                    MIX)                                             \
     X(LINEAR_PROJECT,"linear_project",   "output of [qkv|z|b|a]",     ATTENTION)                                       \
+    X(LINEAR_CONV,   "linear_conv",      "sequence x 16 channels",    ATTENTION)                                       \
     X(LINEAR_DELTA,  "linear_delta",     "sequence x value head",     ATTENTION)                                       \
     X(ATTN_PROJECT,  "attn_project",     "output of [q|k|v|index]",   ATTENTION)                                       \
-    X(ATTN_PREPARE,  "attn_prepare",     "row",                       ATTENTION)                                       \
+    X(ATTN_PREPARE,  "attn_prepare",     "sequence",                  ATTENTION)                                       \
     X(ATTN_SELECT,   "attn_select",      "row",                       ATTENTION)                                       \
     X(ATTN,          "attn",             "row x kv head",             ATTENTION)                                       \
     X(ATTN_OUT,      "attn_out",         "hidden",                    ATTENTION)                                       \

@@ -95,8 +95,7 @@ static int run(struct logits_options *options, struct ft_error *err)
     if (status == FT_OK && !count)
         status = ft_error_set(err, FT_USAGE, "--ids: there is no id in \"%.200s\"", options->ids);
     options->open.plan.all_logits = true;
-    if (status == FT_OK)
-        status = ft_open_options_want_kv(&options->open, count, 1, err);
+    ft_open_options_want_kv(&options->open, count, 1);
     if (status == FT_OK)
         status = ft_engine_open(&engine, &options->open, err);
     if (status != FT_OK) {

@@ -5,13 +5,18 @@
 #include "planner/policies.h"
 #include "tools/interrupt.h"
 #include "tools/machine_probe.h"
-#include "tools/replay.h"
+#include "tools/replay_file.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+/* What the plan maker chooses by itself; only beyond it do prompts change the plan. */
+#define KV_TOKENS_DEFAULT 8192u
+#define SEQUENCES_DEFAULT 8u
+#define KV_PAGE_SPARE 64u
 
 #define FIELD(name) offsetof(struct ft_open_options, name), FT_OPTION_NO_FIELD
 #define GIVEN(name, flag) offsetof(struct ft_open_options, name), offsetof(struct ft_open_options, flag)
@@ -122,6 +127,16 @@ int ft_engine_find_dir(const struct ft_open_options *options, char *dir, size_t 
 
 /* ---- the plan ---- */
 
+void ft_open_options_want_kv(struct ft_open_options *options, uint64_t tokens_each, uint32_t sequences)
+{
+    /* A page or more of each sequence stays partly empty; the planner rounds up. */
+    uint64_t wanted = (tokens_each + KV_PAGE_SPARE) * sequences;
+    if (!options->plan.sequences_max && sequences > SEQUENCES_DEFAULT)
+        options->plan.sequences_max = FT_MIN(sequences, FT_SEQUENCES_MAX);
+    if (!options->plan.kv_tokens && wanted > KV_TOKENS_DEFAULT)
+        options->plan.kv_tokens = (uint32_t)FT_MIN(wanted, 1000000000ull);
+}
+
 static void resolve_options(const struct ft_open_options *options, struct ft_plan_options *plan)
 {
     *plan = options->plan;
@@ -216,7 +231,7 @@ static int open_session(struct ft_engine *engine, const struct ft_open_options *
                           .fetch_share = engine->plan.fetch_share,
                           .slot_count = engine->plan.slot_count,
                           .deterministic = engine->plan.deterministic,
-                          .extra = ft_replay_get_input(engine->replay)},
+                          .extra = options->replay ? &engine->replay : NULL},
     };
     if (options->trace) {
         session.trace = ft_trace_file_step;
@@ -244,11 +259,10 @@ static int open_rest(struct ft_engine *engine, const struct ft_open_options *opt
 {
     if (!engine->plan.fits)
         return ft_error_set(err, FT_MEMORY, "the model does not fit: %s", engine->plan.advice);
-    engine->policy = ft_policy_of_strategy(engine->plan.strategy);
-    int status = FT_OK;
+    int status = ft_policies_find_for(&engine->policy, engine->plan.strategy, err);
     /* Files that may be refused come before the load, which can take minutes. */
-    if (options->replay) {
-        status = ft_replay_open(&engine->replay, options->replay, engine->model, err);
+    if (status == FT_OK && options->replay) {
+        status = ft_replay_file_read(&engine->replay, options->replay, engine->model, err);
         engine->policy = &ft_policy_replay;
     }
     if (status == FT_OK && options->trace)
@@ -285,7 +299,7 @@ int ft_engine_close(struct ft_engine *engine, struct ft_error *err)
         ft_loaded_fini(&engine->loaded);
     if (engine->tables)
         ft_row_tables_close(engine->tables);
-    ft_replay_close(engine->replay);
+    ft_replay_file_fini(&engine->replay);
     if (engine->has_topology)
         ft_topology_close(&engine->topology);
     if (engine->checkpoint)

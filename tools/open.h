@@ -19,6 +19,7 @@
 #include "io/rows.h"
 #include "jobs/session.h"
 #include "jobs/topology.h"
+#include "planner/policy_replay.h"
 #include "tools/options.h"
 #include "tools/trace_file.h"
 
@@ -41,7 +42,8 @@ void ft_open_options_init(struct ft_open_options *options);
 /* The group of engine options for a command's option set; options is the target. */
 struct ft_option_group ft_open_option_group(struct ft_open_options *options);
 
-struct ft_replay; /* placements read from a trace, for the replay policy */
+/* Where the user left it open: a KV pool and sequences for that many of tokens_each. */
+void ft_open_options_want_kv(struct ft_open_options *options, uint64_t tokens_each, uint32_t sequences);
 
 struct ft_engine {
     char dir[4096];
@@ -52,7 +54,7 @@ struct ft_engine {
     struct ft_topology topology;
     struct ft_machine machine;
     struct ft_plan plan;
-    struct ft_replay *replay;
+    struct ft_replay replay; /* --replay: input of the replay policy */
     const struct ft_policy *policy;
     struct ft_row_tables *tables; /* NULL without PLE */
     struct ft_loaded loaded;

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Ctrl-C and SIGTERM: the first asks the running step, or the load, to end cleanly; the second kills as
+ * usual.
+ *
+ * A signal handler has no argument, so this module holds the one piece of global state of the program: the
+ * number of the signal and the session to interrupt. The handler only stores and calls ft_session_interrupt,
+ * which is async-signal-safe. SIGPIPE is ignored, so that a closed reader is seen as a failed write.
+ */
+#ifndef FT_TOOLS_INTERRUPT_H
+#define FT_TOOLS_INTERRUPT_H
+
+#include <stdbool.h>
+
+struct ft_session;
+
+void ft_interrupt_begin(void);
+/* The session to interrupt; NULL before it is closed. A signal that came earlier interrupts it at once. */
+void ft_interrupt_watch(struct ft_session *session);
+/* 0, or the signal that came since the last clear. */
+int ft_interrupt_signal(void);
+/* Forgets the signal and lets the session step again. */
+void ft_interrupt_clear(void);
+
+#endif

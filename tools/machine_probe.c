@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/machine_probe.h"
+
+#include "jobs/topology.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Copies what follows "key ... :" in the first line of root/path that begins with key; false when there is
+ * none. */
+static bool find_line(const char *root, const char *path, const char *key, char *value, size_t cap)
+{
+    char name[512], line[512];
+    bool found = false;
+    snprintf(name, sizeof name, "%s%s", root, path);
+    FILE *file = fopen(name, "re");
+    if (!file)
+        return false;
+    while (!found && fgets(line, sizeof line, file)) {
+        const char *colon = strchr(line, ':');
+        if (strncmp(line, key, strlen(key)) || !colon)
+            continue;
+        colon += 1 + strspn(colon + 1, " \t");
+        snprintf(value, cap, "%.*s", (int)strcspn(colon, "\n"), colon);
+        found = true;
+    }
+    fclose(file);
+    return found;
+}
+
+void ft_machine_probe(struct ft_machine *machine, const struct ft_topology *topology, const char *root)
+{
+    char value[96];
+    memset(machine, 0, sizeof *machine);
+    root = root ? root : "";
+    if (find_line(root, "/proc/cpuinfo", "model name", value, sizeof value))
+        memcpy(machine->name, value, sizeof value);
+    else
+        snprintf(machine->name, sizeof machine->name, "unknown CPU");
+    machine->cores_visible = topology->visible_core_count;
+    machine->cores_usable = topology->core_count;
+    machine->quota_cores = topology->quota_cores;
+    machine->device = FT_DEVICE_NONE;
+    if (find_line(root, "/proc/meminfo", "MemAvailable", value, sizeof value))
+        machine->ram_bytes = strtoull(value, NULL, 10) * 1024;
+    uint64_t limit = topology->memory_limit_bytes;
+    if (limit && (!machine->ram_bytes || limit < machine->ram_bytes))
+        machine->ram_bytes = limit;
+}

@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/open.h"
+
+#include "planner/plan_make.h"
+#include "planner/policies.h"
+#include "tools/interrupt.h"
+#include "tools/machine_probe.h"
+#include "tools/replay_file.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* What the plan maker chooses by itself; only beyond it do prompts change the plan. */
+#define KV_TOKENS_DEFAULT 8192u
+#define SEQUENCES_DEFAULT 8u
+#define KV_PAGE_SPARE 64u
+
+#define FIELD(name) offsetof(struct ft_open_options, name), FT_OPTION_NO_FIELD
+#define GIVEN(name, flag) offsetof(struct ft_open_options, name), offsetof(struct ft_open_options, flag)
+
+_Static_assert(FT_STRATEGY_HYBRID == 4 && FT_DEVICE_HOST == 1 && FT_IO_PREAD == 2 && FT_ROWS_RAM == 1,
+               "choices below are in the order of their enums");
+
+const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
+    {"model", "DIR", "checkpoint directory", "the demo model", FT_OPTION_STRING, FIELD(model), 0, 0},
+    {"strategy", "auto|fused|offload|cpu|hybrid", "where experts run", NULL, FT_OPTION_CHOICE, FIELD(strategy), 0, 0},
+    {"device", "none|host", "host: play a GPU with slots, fetches and a link", "as the strategy needs",
+     FT_OPTION_CHOICE, GIVEN(device, device_given), 0, 0},
+    {"workers", "N", "CPU workers", "one per usable core, less one for a device", FT_OPTION_U32, FIELD(plan.workers),
+     1, FT_WORKERS_MAX},
+    {"moe-cache-size", "N", "expert slots over all layers", "what fits", FT_OPTION_U32, FIELD(plan.slot_count), 1,
+     1e9},
+    {"moe-cache-rate", "X", "slots as a share of all experts, 0 .. 1", "not given", FT_OPTION_F64,
+     FIELD(plan.slot_rate), 0, 1},
+    {"hybrid-share", "X", "hybrid: share of the misses to fetch, 0 .. 1", "as measured, else 0.5", FT_OPTION_F64,
+     FIELD(plan.fetch_share), 0, 1},
+    {"kv-tokens", "N", "tokens in the KV pool, all sequences together", "up to 8192, more when prompts need it",
+     FT_OPTION_U32, FIELD(plan.kv_tokens), 1, 1e9},
+    {"sequences", "N", "sequences decoded together", "8, or the number of prompts", FT_OPTION_U32,
+     FIELD(plan.sequences_max), 1, FT_SEQUENCES_MAX},
+    {"chunk", "N", "rows of one prefill step", "128", FT_OPTION_U32, FIELD(plan.chunk_rows), 1, 65536},
+    {"snapshot-bytes", "BYTES", "RAM for snapshots of recurrent state", "8 states, at most 64 MiB", FT_OPTION_BYTES,
+     GIVEN(plan.snapshot_bytes, snapshot_given), 0, 0},
+    {"vram", "BYTES", "limit of device memory", "what the machine has", FT_OPTION_BYTES, FIELD(plan.device_bytes), 0,
+     0},
+    {"ram", "BYTES", "limit of memory", "what is available", FT_OPTION_BYTES, FIELD(plan.ram_bytes), 0, 0},
+    {"ple-backend", "disk|ram", "where PLE tables are read from", NULL, FT_OPTION_CHOICE, FIELD(ple_backend), 0, 0},
+    {"io", "auto|uring|pread", "how files are read", NULL, FT_OPTION_CHOICE, FIELD(io), 0, 0},
+    {"deterministic", NULL, "same bits every time: nothing depends on measured time", NULL, FT_OPTION_FLAG,
+     FIELD(plan.deterministic), 0, 0},
+    {"replay", "TRACE", "repeat the placements recorded in a trace", NULL, FT_OPTION_STRING, FIELD(replay), 0, 0},
+    {"trace", "FILE", "write a trace (ft-graph reads it)", NULL, FT_OPTION_STRING, FIELD(trace), 0, 0},
+    {"link-gbs", "X", "host device: bandwidth of the link, GB/s", "as fast as memory", FT_OPTION_F64, FIELD(link_gbs),
+     0, 1e6},
+    {"link-delay-us", "X", "host device: random delay per fetch, at most", "0", FT_OPTION_F64, FIELD(link_delay_us),
+     0, 1e9},
+    {"isa", "NAME", "kernels: ref, avx2, avx512 (also $FT_ISA)", "the best of this core", FT_OPTION_STRING, FIELD(isa),
+     0, 0},
+    {"no-pin", NULL, "do not pin workers to cores", NULL, FT_OPTION_CLEAR, FIELD(pin), 0, 0},
+    {"quiet", NULL, "no progress, notes or summary on stderr", NULL, FT_OPTION_FLAG, FIELD(quiet), 0, 0},
+};
+
+void ft_open_options_init(struct ft_open_options *options)
+{
+    memset(options, 0, sizeof *options);
+    options->plan.slot_rate = -1;
+    options->plan.fetch_share = -1;
+    options->pin = true;
+}
+
+struct ft_option_group ft_open_option_group(struct ft_open_options *options)
+{
+    return (struct ft_option_group){"Engine", ft_open_option_table, FT_OPEN_OPTION_COUNT, options};
+}
+
+/* ---- the directory ---- */
+
+static bool has_config(const char *dir)
+{
+    char path[4200];
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    return access(path, R_OK) == 0;
+}
+
+static bool find_demo(char *dir, size_t cap)
+{
+    static const char *const places[] = {"../../tests/data/ft-tiny", "../tests/data/ft-tiny", "../share/ft/ft-tiny",
+                                         "tests/data/ft-tiny"};
+    char self[3072];
+    const char *wish = getenv("FT_DEMO_MODEL");
+    if (wish && wish[0]) {
+        snprintf(dir, cap, "%s", wish);
+        return true; /* what the user named is used, or refused by name */
+    }
+    ssize_t bytes = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (bytes <= 0)
+        return false;
+    self[bytes] = '\0';
+    *strrchr(self, '/') = '\0';
+    for (uint32_t i = 0; i < FT_COUNT_OF(places); i++) {
+        snprintf(dir, cap, "%s/%s", self, places[i]);
+        if (has_config(dir))
+            return true;
+    }
+    return false;
+}
+
+int ft_engine_find_dir(const struct ft_open_options *options, char *dir, size_t cap, struct ft_error *err)
+{
+    if (options->model) {
+        if (strlen(options->model) >= cap)
+            return ft_error_set(err, FT_USAGE, "--model: the path is longer than %zu bytes", cap - 1);
+        snprintf(dir, cap, "%s", options->model);
+        return FT_OK;
+    }
+    if (!find_demo(dir, cap))
+        return ft_error_set(err, FT_USAGE,
+                            "no model: name a checkpoint directory with --model DIR (the demo model was not found "
+                            "next to the program; $FT_DEMO_MODEL can name it)");
+    if (!options->quiet)
+        fprintf(stderr, "ft: no --model given, using the demo model %s\n", dir);
+    return FT_OK;
+}
+
+/* ---- the plan ---- */
+
+void ft_open_options_want_kv(struct ft_open_options *options, uint64_t tokens_each, uint32_t sequences)
+{
+    /* A page or more of each sequence stays partly empty; the planner rounds up. */
+    uint64_t wanted = (tokens_each + KV_PAGE_SPARE) * sequences;
+    if (!options->plan.sequences_max && sequences > SEQUENCES_DEFAULT)
+        options->plan.sequences_max = FT_MIN(sequences, FT_SEQUENCES_MAX);
+    if (!options->plan.kv_tokens && wanted > KV_TOKENS_DEFAULT)
+        options->plan.kv_tokens = (uint32_t)FT_MIN(wanted, 1000000000ull);
+}
+
+static void resolve_options(const struct ft_open_options *options, struct ft_plan_options *plan)
+{
+    *plan = options->plan;
+    plan->strategy = (enum ft_strategy)options->strategy;
+    plan->device = (enum ft_device)options->device;
+    plan->device_given = options->device_given;
+    plan->snapshot_given = options->snapshot_given;
+    plan->ple_in_ram = options->ple_backend == FT_ROWS_RAM;
+}
+
+static int make_plan(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
+{
+    struct ft_plan_options wishes;
+    resolve_options(options, &wishes);
+    ft_machine_probe(&engine->machine, &engine->topology, NULL);
+    if (options->link_gbs > 0)
+        engine->machine.link_bytes_per_s = options->link_gbs * 1e9;
+    return ft_plan_make(engine->model, &engine->sizes, &engine->machine, &wishes, &engine->plan, err);
+}
+
+int ft_engine_plan(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
+{
+    memset(engine, 0, sizeof *engine);
+    int status = ft_engine_find_dir(options, engine->dir, sizeof engine->dir, err);
+    if (status == FT_OK)
+        status = ft_checkpoint_open(&engine->checkpoint, engine->dir, err);
+    if (status == FT_OK) {
+        engine->model = ft_checkpoint_model(engine->checkpoint);
+        status = ft_load_sizes(engine->checkpoint, &engine->sizes, err);
+    }
+    if (status == FT_OK) {
+        status = ft_topology_open(&engine->topology, NULL, err);
+        engine->has_topology = status == FT_OK;
+    }
+    if (status == FT_OK)
+        status = make_plan(engine, options, err);
+    if (status != FT_OK) {
+        struct ft_error ignored;
+        ft_engine_close(engine, &ignored);
+    }
+    return status;
+}
+
+/* ---- the load ---- */
+
+static bool show_progress(void *context, uint64_t done, uint64_t total)
+{
+    static const char bar[] = "########################################";
+    int *shown = context;
+    int percent = total ? (int)((double)done * 100 / (double)total) : 100;
+    if (*shown >= 0 && percent != *shown) {
+        *shown = percent;
+        fprintf(stderr, "\rloading [%-40.*s] %3d%%", percent * 40 / 100, bar, percent);
+    }
+    return !ft_interrupt_signal();
+}
+
+static int load_weights(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
+{
+    int shown = !options->quiet && isatty(STDERR_FILENO) ? 0 : -1; /* -1: show nothing */
+    struct ft_load_options load = {
+        .backend = (enum ft_io_backend)options->io, .progress = show_progress, .progress_context = &shown};
+    int status = ft_load(engine->checkpoint, &load, &engine->loaded, &engine->load, err);
+    if (shown >= 0)
+        fprintf(stderr, "\r%60s\r", "");
+    engine->is_loaded = status == FT_OK;
+    if (engine->is_loaded && engine->load.note[0] && !options->quiet)
+        fprintf(stderr, "ft: note: %s\n", engine->load.note);
+    return status;
+}
+
+/* ---- the session ---- */
+
+static int open_session(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
+{
+    const char *isa = options->isa ? options->isa : getenv("FT_ISA");
+    struct ft_session_options session = {
+        .model = engine->model,
+        .weights = &engine->loaded.weights,
+        .ple = engine->tables,
+        .plan = &engine->plan,
+        .policy = engine->policy,
+        .topology = &engine->topology,
+        .isa = isa && isa[0] ? isa : NULL,
+        .ple_io = (enum ft_io_backend)options->io,
+        .pin = options->pin,
+        .link_bytes_per_s = options->link_gbs * 1e9,
+        .link_delay_ns_max = (uint64_t)(options->link_delay_us * 1e3),
+        .seed = 1,
+        .policy_params = {.model = engine->model,
+                          .machine = &engine->machine,
+                          .fetch_share = engine->plan.fetch_share,
+                          .slot_count = engine->plan.slot_count,
+                          .deterministic = engine->plan.deterministic,
+                          .extra = options->replay ? &engine->replay : NULL},
+    };
+    if (options->trace) {
+        session.trace = ft_trace_file_step;
+        session.trace_context = &engine->trace;
+    }
+    int status = ft_session_open(&engine->session, &session, err);
+    if (status != FT_OK)
+        return status;
+    if (options->trace) {
+        struct ft_trace_header *header = calloc(1, sizeof *header);
+        if (!header)
+            return ft_error_set(err, FT_MEMORY, "no memory for the trace's header");
+        ft_session_trace_header(engine->session, header);
+        ft_trace_file_begin(&engine->trace, header);
+        free(header);
+    }
+    const char *note = ft_session_note(engine->session);
+    if (note[0] && !options->quiet)
+        fprintf(stderr, "ft: note: %s\n", note);
+    ft_interrupt_watch(engine->session);
+    return FT_OK;
+}
+
+static int open_rest(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
+{
+    if (!engine->plan.fits)
+        return ft_error_set(err, FT_MEMORY, "the model does not fit: %s", engine->plan.advice);
+    int status = ft_policies_find_for(&engine->policy, engine->plan.strategy, err);
+    /* Files that may be refused come before the load, which can take minutes. */
+    if (status == FT_OK && options->replay) {
+        status = ft_replay_file_read(&engine->replay, options->replay, engine->model, err);
+        engine->policy = &ft_policy_replay;
+    }
+    if (status == FT_OK && options->trace)
+        status = ft_trace_file_open(&engine->trace, options->trace, err);
+    if (status == FT_OK && engine->model->ple_count)
+        status = ft_row_tables_open(&engine->tables, engine->checkpoint, err);
+    if (status == FT_OK)
+        status = load_weights(engine, options, err);
+    if (status == FT_OK)
+        status = open_session(engine, options, err);
+    return status;
+}
+
+int ft_engine_open(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
+{
+    int status = ft_engine_plan(engine, options, err);
+    if (status != FT_OK)
+        return status;
+    status = open_rest(engine, options, err);
+    if (status != FT_OK) {
+        struct ft_error ignored;
+        ft_engine_close(engine, &ignored);
+    }
+    return status;
+}
+
+int ft_engine_close(struct ft_engine *engine, struct ft_error *err)
+{
+    ft_interrupt_watch(NULL);
+    if (engine->session)
+        ft_session_close(engine->session);
+    int status = ft_trace_file_close(&engine->trace, err);
+    if (engine->is_loaded)
+        ft_loaded_fini(&engine->loaded);
+    if (engine->tables)
+        ft_row_tables_close(engine->tables);
+    ft_replay_file_fini(&engine->replay);
+    if (engine->has_topology)
+        ft_topology_close(&engine->topology);
+    if (engine->checkpoint)
+        ft_checkpoint_close(engine->checkpoint);
+    memset(engine, 0, sizeof *engine);
+    return status;
+}

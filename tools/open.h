@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The one place that joins checkpoint, sizes, machine, plan, policy, weights and session.
+ *
+ *   DIR -> checkpoint (headers) -> sizes --.
+ *   topology -> machine --------------------+-> plan (fits?) -> tables, weights (progress) -> session
+ *   --replay, --strategy -> policy --------'
+ *
+ * ft_engine_plan stops after the plan (no weight is read); ft_engine_open goes on. Ownership: the engine owns
+ * everything it names; close ends it in reverse order and is safe on a half-open or zeroed engine.
+ * Threads: one at a time. Errors: prepended with what was being done; nothing is left half-made.
+ */
+#ifndef FT_TOOLS_OPEN_H
+#define FT_TOOLS_OPEN_H
+
+#include "graph/plan.h"
+#include "io/checkpoint.h"
+#include "io/load.h"
+#include "io/rows.h"
+#include "jobs/session.h"
+#include "jobs/topology.h"
+#include "planner/policy_replay.h"
+#include "tools/options.h"
+#include "tools/trace_file.h"
+
+struct ft_open_options {
+    const char *model; /* directory; NULL = the demo model */
+    struct ft_plan_options plan;
+    /* as parsed; resolved into `plan` */
+    uint32_t strategy, device;
+    bool device_given, snapshot_given;
+    uint32_t ple_backend; /* 0 disk, 1 ram */
+    uint32_t io;          /* enum ft_io_backend */
+    const char *replay, *trace, *isa;
+    double link_gbs, link_delay_us;
+    bool pin, quiet;
+};
+
+#define FT_OPEN_OPTION_COUNT 23u
+extern const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT];
+void ft_open_options_init(struct ft_open_options *options);
+/* The group of engine options for a command's option set; options is the target. */
+struct ft_option_group ft_open_option_group(struct ft_open_options *options);
+
+/* Where the user left it open: a KV pool and sequences for that many of tokens_each. */
+void ft_open_options_want_kv(struct ft_open_options *options, uint64_t tokens_each, uint32_t sequences);
+
+struct ft_engine {
+    char dir[4096];
+    struct ft_checkpoint *checkpoint;
+    const struct ft_model *model; /* of the checkpoint */
+    struct ft_weight_sizes sizes;
+    bool has_topology, is_loaded;
+    struct ft_topology topology;
+    struct ft_machine machine;
+    struct ft_plan plan;
+    struct ft_replay replay; /* --replay: input of the replay policy */
+    const struct ft_policy *policy;
+    struct ft_row_tables *tables; /* NULL without PLE */
+    struct ft_loaded loaded;
+    struct ft_load_stats load;
+    struct ft_trace_file trace;
+    struct ft_session *session;
+};
+
+/* --model, or the demo model: $FT_DEMO_MODEL, else next to the executable. Says on stderr when the demo is taken. */
+int ft_engine_find_dir(const struct ft_open_options *options, char *dir, size_t cap, struct ft_error *err);
+/* Headers, machine and plan. The plan may say that it does not fit. */
+int ft_engine_plan(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err);
+/* The same and then everything up to a session that can step. FT_MEMORY with advice when the plan does not fit. */
+int ft_engine_open(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err);
+/* Ends the trace too: FT_IO when it is incomplete (the only failure). */
+int ft_engine_close(struct ft_engine *engine, struct ft_error *err);
+
+#endif

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/summary.h"
+
+#include <string.h>
+
+#define SHARE_MIN 0.005 /* of all thread time: below it a line says nothing */
+
+void ft_summary_add(struct ft_summary *summary, const struct ft_sequence_info *info)
+{
+    summary->sequence_count++;
+    summary->prompt_tokens += info->prompt_count;
+    summary->reused_tokens += info->reused_count;
+    summary->new_tokens += info->token_count - info->prompt_count;
+    if (info->first_token_ns) {
+        double ns = (double)(info->first_token_ns - info->submit_ns);
+        summary->first_token_ns = FT_MAX(summary->first_token_ns, ns);
+    }
+}
+
+static double per_second(double count, double ns)
+{
+    return ns > 0 ? count / ns * 1e9 : 0;
+}
+
+/* "12.3 ms" and the like. */
+static const char *format_ns(double ns, char *text, size_t cap)
+{
+    if (ns < 1e6)
+        snprintf(text, cap, "%.1f us", ns / 1e3);
+    else if (ns < 1e9)
+        snprintf(text, cap, "%.1f ms", ns / 1e6);
+    else
+        snprintf(text, cap, "%.2f s", ns / 1e9);
+    return text;
+}
+
+static double wait_total(const struct ft_session_stats *stats)
+{
+    double ns = 0;
+    for (uint32_t lane = 0; lane < FT_LANE_COUNT; lane++)
+        for (uint32_t wait = 0; wait < FT_WAIT_COUNT; wait++)
+            ns += stats->wait_ns[lane][wait];
+    return ns;
+}
+
+static double class_total(const struct ft_session_stats *stats)
+{
+    double ns = 0;
+    for (uint32_t c = 0; c < FT_CLASS_COUNT; c++)
+        ns += stats->class_ns[c];
+    return ns;
+}
+
+static void print_speed(const struct ft_summary *summary, const struct ft_engine *engine,
+                        const struct ft_session_stats *stats, FILE *out)
+{
+    char a[32], b[32], c[32];
+    fprintf(out, "load    %s in %s (%.2f GB/s%s)\n", ft_options_format_bytes(engine->load.bytes, a, sizeof a),
+            format_ns((double)engine->load.ns, b, sizeof b), (double)engine->load.bytes / FT_MAX(1.0, (double)engine->load.ns),
+            engine->load.direct ? ", direct" : "");
+    fprintf(out, "prompt  %u tokens", summary->prompt_tokens);
+    if (summary->reused_tokens)
+        fprintf(out, ", %u of them from a snapshot", summary->reused_tokens);
+    fprintf(out, ", %.1f tok/s", per_second((double)stats->prefill_rows, stats->prefill_ns));
+    if (summary->first_token_ns > 0)
+        fprintf(out, ", first token after %s", format_ns(summary->first_token_ns, c, sizeof c));
+    fprintf(out, "\ndecode  %u tokens, %.1f tok/s (%s, %s, %u workers%s)\n", summary->new_tokens,
+            per_second((double)stats->decode_rows, stats->decode_ns), ft_strategy_name(engine->plan.strategy),
+            ft_isa_name(ft_session_isa(engine->session)), engine->plan.workers,
+            engine->plan.device == FT_DEVICE_HOST ? ", host device" : "");
+}
+
+static void print_classes(const struct ft_session_stats *stats, double all, FILE *out)
+{
+    fprintf(out, "time   ");
+    for (uint32_t c = 0; c < FT_CLASS_COUNT; c++) {
+        if (stats->class_ns[c] < SHARE_MIN * all)
+            continue;
+        if (c != FT_CLASS_EXPERT) {
+            fprintf(out, " %s %.0f%%", ft_class_name((enum ft_class)c), 100 * stats->class_ns[c] / all);
+            continue;
+        }
+        for (uint32_t lane = 0; lane < FT_LANE_COUNT; lane++)
+            if (stats->expert_ns[lane] >= SHARE_MIN * all)
+                fprintf(out, " experts-on-%s %.0f%%", ft_lane_name((enum ft_lane)lane),
+                        100 * stats->expert_ns[lane] / all);
+    }
+    fprintf(out, " waiting %.0f%%\n", 100 * wait_total(stats) / all);
+}
+
+static void print_waits(const struct ft_session_stats *stats, double all, FILE *out)
+{
+    char text[32];
+    const char *lead = "waiting ";
+    for (uint32_t lane = 0; lane < FT_LANE_COUNT; lane++)
+        for (uint32_t wait = 0; wait < FT_WAIT_COUNT; wait++) {
+            double ns = stats->wait_ns[lane][wait];
+            if (ns < SHARE_MIN * all)
+                continue;
+            fprintf(out, "%s%s for %s %s", lead, ft_lane_name((enum ft_lane)lane), ft_wait_name((enum ft_wait)wait),
+                    format_ns(ns, text, sizeof text));
+            lead = ", ";
+        }
+    if (lead[0] == ',')
+        fputc('\n', out);
+}
+
+static void print_experts(const struct ft_session_stats *stats, FILE *out)
+{
+    char text[32];
+    uint64_t uses = stats->hits + stats->misses;
+    if (!uses)
+        return;
+    fprintf(out, "experts %llu used: %llu resident (%.1f%%), %llu fetched (%s), %llu on the CPU\n",
+            (unsigned long long)uses, (unsigned long long)stats->hits, 100.0 * (double)stats->hits / (double)uses,
+            (unsigned long long)stats->fetches, ft_options_format_bytes(stats->fetch_bytes, text, sizeof text),
+            (unsigned long long)stats->cpu_experts);
+}
+
+static void print_extras(const struct ft_session_stats *stats, FILE *out)
+{
+    char text[32];
+    if (stats->ple.rows_wanted)
+        fprintf(out, "ple     %llu rows wanted, %llu distinct, %llu reads, %s\n",
+                (unsigned long long)stats->ple.rows_wanted, (unsigned long long)stats->ple.rows_distinct,
+                (unsigned long long)stats->ple.reads, ft_options_format_bytes(stats->ple.read_bytes, text, sizeof text));
+    if (stats->trace_dropped)
+        fprintf(out, "trace   %llu records were dropped: rings full\n", (unsigned long long)stats->trace_dropped);
+    if (stats->failed_steps)
+        fprintf(out, "failed  %llu steps\n", (unsigned long long)stats->failed_steps);
+}
+
+void ft_summary_print(const struct ft_summary *summary, const struct ft_engine *engine, FILE *out)
+{
+    struct ft_session_stats stats;
+    ft_session_stats(engine->session, &stats);
+    double all = FT_MAX(1.0, class_total(&stats) + wait_total(&stats));
+    print_speed(summary, engine, &stats, out);
+    print_classes(&stats, all, out);
+    print_waits(&stats, all, out);
+    print_experts(&stats, out);
+    print_extras(&stats, out);
+}
+
+/* ---- JSON ---- */
+
+static void write_times(const struct ft_session_stats *stats, struct ft_json *json)
+{
+    ft_json_open(json, '{', "class_ns");
+    for (uint32_t c = 0; c < FT_CLASS_COUNT; c++)
+        ft_json_f64(json, ft_class_name((enum ft_class)c), stats->class_ns[c]);
+    ft_json_close(json, '}');
+    ft_json_open(json, '{', "expert_ns");
+    for (uint32_t lane = 0; lane < FT_LANE_COUNT; lane++)
+        if (stats->expert_ns[lane] > 0)
+            ft_json_f64(json, ft_lane_name((enum ft_lane)lane), stats->expert_ns[lane]);
+    ft_json_close(json, '}');
+    ft_json_open(json, '{', "wait_ns");
+    for (uint32_t lane = 0; lane < FT_LANE_COUNT; lane++) {
+        ft_json_open(json, '{', ft_lane_name((enum ft_lane)lane));
+        for (uint32_t wait = 0; wait < FT_WAIT_COUNT; wait++)
+            if (stats->wait_ns[lane][wait] > 0)
+                ft_json_f64(json, ft_wait_name((enum ft_wait)wait), stats->wait_ns[lane][wait]);
+        ft_json_close(json, '}');
+    }
+    ft_json_close(json, '}');
+}
+
+static void write_counts(const struct ft_session_stats *stats, struct ft_json *json)
+{
+    ft_json_u64(json, "steps", stats->steps);
+    ft_json_u64(json, "hits", stats->hits);
+    ft_json_u64(json, "misses", stats->misses);
+    ft_json_u64(json, "fetches", stats->fetches);
+    ft_json_u64(json, "fetch_bytes", stats->fetch_bytes);
+    ft_json_u64(json, "cpu_experts", stats->cpu_experts);
+    ft_json_u64(json, "policy_repairs", stats->policy_repairs);
+    ft_json_u64(json, "jobs", stats->jobs);
+    ft_json_u64(json, "stolen", stats->stolen);
+    ft_json_u64(json, "trace_dropped", stats->trace_dropped);
+    ft_json_u64(json, "snapshots_taken", stats->snapshots_taken);
+    ft_json_u64(json, "snapshots_used", stats->snapshots_used);
+    ft_json_u64(json, "failed_steps", stats->failed_steps);
+    ft_json_u64(json, "ple_rows", stats->ple.rows_wanted);
+    ft_json_u64(json, "ple_reads", stats->ple.reads);
+    ft_json_u64(json, "ple_read_bytes", stats->ple.read_bytes);
+}
+
+void ft_summary_write_json(const struct ft_summary *summary, const struct ft_engine *engine, struct ft_json *json,
+                           const char *key)
+{
+    struct ft_session_stats stats;
+    ft_session_stats(engine->session, &stats);
+    ft_json_open(json, '{', key);
+    ft_json_text(json, "strategy", ft_strategy_name(engine->plan.strategy));
+    ft_json_text(json, "device", ft_device_name(engine->plan.device));
+    ft_json_text(json, "isa", ft_isa_name(ft_session_isa(engine->session)));
+    ft_json_u64(json, "workers", engine->plan.workers);
+    ft_json_u64(json, "slots", engine->plan.slot_count);
+    ft_json_u64(json, "load_bytes", engine->load.bytes);
+    ft_json_f64(json, "load_ms", (double)engine->load.ns / 1e6);
+    ft_json_u64(json, "prompt_tokens", summary->prompt_tokens);
+    ft_json_u64(json, "reused_tokens", summary->reused_tokens);
+    ft_json_u64(json, "new_tokens", summary->new_tokens);
+    ft_json_f64(json, "ttft_ms", summary->first_token_ns / 1e6);
+    ft_json_f64(json, "prompt_tok_s", per_second((double)stats.prefill_rows, stats.prefill_ns));
+    ft_json_f64(json, "decode_tok_s", per_second((double)stats.decode_rows, stats.decode_ns));
+    write_times(&stats, json);
+    write_counts(&stats, json);
+    ft_json_close(json, '}');
+}

@@ -74,7 +74,7 @@ static uint32_t fixture_drain(struct ft_session *session, uint32_t out[][256], u
     return failed;
 }
 
-static double fixture_error(const float *got, const float *want, uint64_t count)
+static inline double fixture_error(const float *got, const float *want, uint64_t count)
 {
     double scale = 0, worst = 0;
     for (uint64_t i = 0; i < count; i++)

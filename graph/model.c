@@ -44,7 +44,7 @@ static int check_ranges(const struct range *ranges, size_t count, struct ft_erro
         if (r->value >= r->min && r->value <= r->max)
             continue;
         return ft_error_set(err, r->value < r->min ? FT_FORMAT : r->code_above,
-                            "config: %s is %llu (or absent), wanted a value between %llu and %llu", r->key,
+                            "%s is %llu (or absent), wanted a value between %llu and %llu", r->key,
                             (unsigned long long)r->value, (unsigned long long)r->min,
                             (unsigned long long)r->max);
     }
@@ -55,8 +55,8 @@ static int check_real(const char *key, double value, double min, double max, str
 {
     if (value >= min && value <= max) /* false for NaN */
         return FT_OK;
-    return ft_error_set(err, FT_FORMAT, "config: %s is %g (or absent), wanted a value between %g and %g", key,
-                        value, min, max);
+    return ft_error_set(err, FT_FORMAT, "%s is %g (or absent), wanted a value between %g and %g", key, value,
+                        min, max);
 }
 
 static bool has_attention(const struct ft_model *model, enum ft_attention attention)
@@ -87,17 +87,15 @@ static int check_basics(const struct ft_model *m, struct ft_error *err)
         return status;
     for (uint32_t i = 0; i < m->eos_count; i++)
         if (m->eos[i] >= m->vocab)
-            return ft_error_set(err, FT_FORMAT,
-                                "config: eos_token_id is %u, wanted a token below vocab_size %u", m->eos[i],
-                                m->vocab);
+            return ft_error_set(err, FT_FORMAT, "eos_token_id is %u, wanted a token below vocab_size %u",
+                                m->eos[i], m->vocab);
     for (uint32_t i = 0; i < m->layer_count; i++)
         if (m->layers[i].attention >= FT_ATTENTION_COUNT)
-            return ft_error_set(err, FT_FORMAT, "config: layer_types[%u] is not a known kind of attention",
-                                i);
+            return ft_error_set(err, FT_FORMAT, "layer_types[%u] is not a known kind of attention", i);
     if (m->hc_count > 1 && !m->hc_lowrank)
-        return ft_error_set(err, FT_FORMAT, "config: hc_lowrank is 0 (or absent), wanted at least 1");
+        return ft_error_set(err, FT_FORMAT, "hc_lowrank is 0 (or absent), wanted at least 1");
     if (m->hc_lowrank > SIZE_MAX_HIDDEN)
-        return ft_error_set(err, FT_FORMAT, "config: hc_lowrank is %u, wanted at most %u", m->hc_lowrank,
+        return ft_error_set(err, FT_FORMAT, "hc_lowrank is %u, wanted at most %u", m->hc_lowrank,
                             SIZE_MAX_HIDDEN);
     return check_real("rms_norm_eps", (double)m->rms_eps, 1e-30, 1, err);
 }
@@ -110,7 +108,7 @@ static int check_rotary(const struct ft_model *m, struct ft_error *err)
     if (m->rotary_dim < 2 || m->rotary_dim > m->head_dim || m->rotary_dim % 2)
         return ft_error_set(
             err, FT_FORMAT,
-            "config: head_dim %u with its partial_rotary_factor rotates %u dims, wanted an even number "
+            "head_dim %u with its partial_rotary_factor rotates %u dims, wanted an even number "
             "between 2 and head_dim",
             m->head_dim, m->rotary_dim);
     if (!m->yarn.on)
@@ -139,11 +137,11 @@ static int check_attention(const struct ft_model *m, struct ft_error *err)
         return status;
     if (m->head_count % m->kv_head_count)
         return ft_error_set(err, FT_FORMAT,
-                            "config: num_attention_heads %u is not a multiple of num_key_value_heads %u",
+                            "num_attention_heads %u is not a multiple of num_key_value_heads %u",
                             m->head_count, m->kv_head_count);
     if (has_attention(m, FT_ATTENTION_SLIDING) && !m->window)
         return ft_error_set(err, FT_FORMAT,
-                            "config: sliding_window is 0 or absent, but layer_types has sliding layers");
+                            "sliding_window is 0 or absent, but layer_types has sliding layers");
     return check_rotary(m, err);
 }
 
@@ -175,10 +173,10 @@ static int check_linear(const struct ft_model *m, struct ft_error *err)
         return status;
     if (m->value_head_count % m->key_head_count)
         return ft_error_set(err, FT_FORMAT,
-                            "config: linear_num_value_heads %u is not a multiple of linear_num_key_heads %u",
+                            "linear_num_value_heads %u is not a multiple of linear_num_key_heads %u",
                             m->value_head_count, m->key_head_count);
     if (m->output_gate != FT_ACTIVATION_SILU && m->output_gate != FT_ACTIVATION_SIGMOID)
-        return ft_error_set(err, FT_UNSUPPORTED, "config: output_gate_type is neither silu nor sigmoid");
+        return ft_error_set(err, FT_UNSUPPORTED, "output_gate_type is neither silu nor sigmoid");
     return FT_OK;
 }
 
@@ -277,12 +275,12 @@ static int check_ple(const struct ft_model *m, struct ft_error *err)
     if (status)
         return status;
     if (m->ple_embed_dim % heads)
-        return ft_error_set(err, FT_FORMAT, "config: ple_embed_dim %u does not divide into %llu heads",
+        return ft_error_set(err, FT_FORMAT, "ple_embed_dim %u does not divide into %llu heads",
                             m->ple_embed_dim, (unsigned long long)heads);
     for (uint32_t p = 0; p < m->ple_count; p++)
         if (m->ple[p].layer >= m->layer_count || (p && m->ple[p].layer <= m->ple[p - 1].layer))
             return ft_error_set(err, FT_FORMAT,
-                                "config: ple_layer_ids has %llu, wanted distinct numbers between 1 and "
+                                "ple_layer_ids has %llu, wanted distinct numbers between 1 and "
                                 "num_hidden_layers %u",
                                 (unsigned long long)m->ple[p].layer + 1, m->layer_count);
     return FT_OK;
@@ -319,7 +317,7 @@ int ft_model_finish(struct ft_model *model, struct ft_error *err)
 {
     int status;
     if ((unsigned)model->family >= FT_FAMILY_COUNT)
-        return ft_error_set(err, FT_UNSUPPORTED, "config: model_type \"%s\" is not supported", model->name);
+        return ft_error_set(err, FT_UNSUPPORTED, "model_type \"%s\" is not supported", model->name);
     if ((status = check_basics(model, err)) || (status = check_attention(model, err)) ||
         (status = check_indexer(model, err)) || (status = check_linear(model, err)) ||
         (status = check_feed_forward(model, err)))

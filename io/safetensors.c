@@ -314,7 +314,8 @@ static int build_header(const struct ft_array *arrays, uint32_t count, json_t *r
         json_t *entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", ft_dtype_name(arrays[i].dtype), "shape",
                                   shape, "data_offsets", (json_int_t)*total, (json_int_t)(*total + bytes));
         if (!entry || json_object_set_new(root, arrays[i].name, entry))
-            return ft_error_set(err, FT_MEMORY, "array %s: name is not UTF-8, or no memory", arrays[i].name);
+            return ft_error_set(err, FT_FORMAT, "array %s: its name is not UTF-8 (or there is no memory)",
+                                arrays[i].name);
         *total += bytes;
     }
     return FT_OK;

@@ -18,19 +18,19 @@ struct scratch {
     struct ft_arrays model; /* arrays of the fixture's model.safetensors, to be changed and written */
 };
 
-static const char *scratch_path(struct scratch *s, const char *file)
+static inline const char *scratch_path(struct scratch *s, const char *file)
 {
     snprintf(s->path, sizeof s->path, "%s/%s", s->dir, file);
     return s->path;
 }
 
-static void scratch_write(struct scratch *s, const char *file, const void *data, uint64_t bytes)
+static inline void scratch_write(struct scratch *s, const char *file, const void *data, uint64_t bytes)
 {
     struct ft_error err;
     CHECK_OK(ft_file_write_all(scratch_path(s, file), data, bytes, &err), &err);
 }
 
-static void scratch_copy(struct scratch *s, const char *fixture, const char *file)
+static inline void scratch_copy(struct scratch *s, const char *fixture, const char *file)
 {
     struct ft_error err;
     char from[512], *text = NULL;
@@ -42,7 +42,7 @@ static void scratch_copy(struct scratch *s, const char *fixture, const char *fil
 }
 
 /* Makes the directory; with a fixture, copies its config.json and reads its model.safetensors. */
-static void scratch_init(struct scratch *s, const char *fixture)
+static inline void scratch_init(struct scratch *s, const char *fixture)
 {
     struct ft_error err;
     char from[512];
@@ -95,7 +95,7 @@ static inline void scratch_edit_config(struct scratch *s, const char *from, cons
     free(text);
 }
 
-static void scratch_fini(struct scratch *s)
+static inline void scratch_fini(struct scratch *s)
 {
     DIR *dir = opendir(s->dir);
     for (struct dirent *entry; dir && (entry = readdir(dir));)

@@ -203,7 +203,8 @@ TEST(floor_modulus_is_right_for_negative_hashes)
     uint64_t rows[FT_PLE_HEADS_MAX];
     uint32_t negative = 0;
     CHECK_OK(ft_model_finish(&m, &err), &err);
-    m.ple[0].multiplier[0] = 0xC000000000000001ull; /* derived ones never wrap: vocab_size x multiplier < 2^63 */
+    m.ple[0].multiplier[0] =
+        0xC000000000000001ull; /* derived ones never wrap: vocab_size x multiplier < 2^63 */
     m.ple[0].multiplier[1] = 0x8000000000012345ull;
     for (uint32_t t = 0; t < 64; t++) {
         const uint32_t history[3] = {t % 4, t / 4 % 4, t / 16};
@@ -397,7 +398,7 @@ TEST(impossible_values_are_refused_by_key)
     REFUSED((m = oss_model(), m.yarn.original_positions = NAN), FT_FORMAT,
             "original_max_position_embeddings");
     REFUSED((m = oss_model(), m.swiglu_limit = 0), FT_FORMAT, "swiglu_limit");
-    REFUSED((m = oss_model(), m.expert_width = 0), FT_FORMAT, "config: intermediate_size");
+    REFUSED((m = oss_model(), m.expert_width = 0), FT_FORMAT, "intermediate_size is 0");
 }
 
 TEST_MAIN(RUN(ple_of_the_real_config_has_the_published_constants)

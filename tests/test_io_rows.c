@@ -281,8 +281,26 @@ static int child_reads_rows(void)
     return test_failures_ != 0;
 }
 
-TEST(refused_rings_cost_nothing_but_speed)
+static int child_reads_rows_through_the_cache(void)
 {
+    struct ft_error err;
+    struct ft_row_tables *tables;
+    struct ft_row_reader *reader;
+    struct ft_row_reader_options options = {.rows_max = 8};
+    CHECK_OK(ft_row_tables_open_file(&tables, path_, ROW_BYTES, &err), &err);
+    CHECK_OK(ft_row_reader_open(&reader, tables, &options, &err), &err);
+    CHECK(strstr(ft_row_reader_note(reader), "no O_DIRECT"));
+    ft_row_reader_close(reader);
+    ft_row_tables_close(tables);
+    check_batches(path_, ROW_BYTES, ROW_COUNT, FT_ROWS_DISK, FT_IO_AUTO, 64);
+    check_batches(path_, ROW_BYTES, ROW_COUNT, FT_ROWS_RAM, FT_IO_AUTO, 64);
+    return test_failures_ != 0;
+}
+
+TEST(refused_rings_and_direct_reads_cost_nothing_but_speed)
+{
+    int cached = run_in_child(refuse_direct, EINVAL, child_reads_rows_through_the_cache);
+    CHECK(cached == 0 || cached == 77);
     int code = run_in_child(refuse_io_uring, EPERM, child_reads_rows);
     CHECK(code == 0 || code == 77);
 }
@@ -441,7 +459,7 @@ TEST_MAIN(make_tables(); RUN(random_rows_equal_pread_on_every_backend) RUN(long_
                   RUN(wrong_calls_are_refused_and_harmless)
                       RUN(a_file_cut_while_open_is_named_and_the_reader_goes_on)
                           RUN(a_late_batch_is_forgotten_and_later_ones_are_right)
-                              RUN(refused_rings_cost_nothing_but_speed)
+                              RUN(refused_rings_and_direct_reads_cost_nothing_but_speed)
                                   RUN(tables_of_checkpoints_equal_their_tensors)
                                       RUN(a_checkpoint_without_tables_has_none)
                                           RUN(tables_that_do_not_fit_the_model_are_refused_by_name)

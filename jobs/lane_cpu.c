@@ -124,10 +124,11 @@ static void wake_one(struct thread *self, uint32_t domain)
             continue;
         if (atomic_load_explicit(&lane->spinning, memory_order_relaxed))
             return;
-        if (ft_park_wake(park)) {
+        /* Not woken: a wake is on its way already, or the sleeper has just left and looks by itself. One is
+         * enough. */
+        if (ft_park_wake(park))
             add(&self->counters.wakes, 1);
-            return;
-        }
+        return;
     }
 }
 

@@ -4,14 +4,14 @@
  *
  *     open -> { submit* -> step -> events }* -> close
  *
- * A session owns the worker threads, lanes, pools (KV pages, recurrent state, slots, snapshots) and the workspace; every
- * size is fixed by the plan at open, nothing is allocated inside a step. Weights, tables, model, plan, policy and topology
- * stay the caller's and must outlive the session.
+ * A session owns the worker threads, lanes, pools (KV pages, recurrent state, slots, snapshots) and the
+ * workspace; every size is fixed by the plan at open, nothing is allocated inside a step. Weights, tables,
+ * model, plan, policy and topology stay the caller's and must outlive the session.
  *
- * Threads: all calls of one session come from one thread at a time, except ft_session_interrupt, which may be called
- * from any thread or signal handler. Errors: a failed step fails exactly its own sequences (an event each, with the
- * text); their state returns to their last snapshot and they may be resumed or cancelled. ft_session_step itself
- * fails only when the session as a whole is broken.
+ * Threads: all calls of one session come from one thread at a time, except ft_session_interrupt, which may be
+ * called from any thread or signal handler. Errors: a failed step fails exactly its own sequences (an event
+ * each, with the text); their state returns to their last snapshot and they may be resumed or cancelled.
+ * ft_session_step itself fails only when the session as a whole is broken.
  */
 #ifndef FT_JOBS_SESSION_H
 #define FT_JOBS_SESSION_H
@@ -53,29 +53,32 @@ void ft_session_close(struct ft_session *session);
 /* Names of the threads that write trace rings, for the trace header; lane count of names as filled. */
 void ft_session_trace_header(const struct ft_session *session, struct ft_trace_header *header);
 
-/* What to keep of a sequence's rows, for verification. Buffers are the caller's, rows = positions [0, row_count). */
+/* What to keep of a sequence's rows, for verification. Buffers are the caller's, rows = positions [0,
+ * row_count). */
 struct ft_capture {
     uint32_t row_count;
-    float *logits;   /* [row_count, vocab] or NULL; needs a plan with all_logits (logit_rows_max >= chunk_rows) */
-    int32_t *topk;   /* [layer_count, row_count, k] ascending ids, or NULL (dense layers: -1) */
-    float *hidden;   /* [layer_count + 1] blocks, block i at hidden + i * row_count * hc_count * hidden: residual before layer
-                        i as [row_count, n H]; the last block as [row_count, H] after the final norm or mixer; or NULL */
+    float
+        *logits; /* [row_count, vocab] or NULL; needs a plan with all_logits (logit_rows_max >= chunk_rows) */
+    int32_t *topk; /* [layer_count, row_count, k] ascending ids, or NULL (dense layers: -1) */
+    float *hidden; /* [layer_count + 1] blocks, block i at hidden + i * row_count * hc_count * hidden:
+                      residual before layer i as [row_count, n H]; the last block as [row_count, H] after the
+                      final norm or mixer; or NULL */
 };
 
 struct ft_request {
     const uint32_t *prompt; /* [prompt_count], copied */
     uint32_t prompt_count;
-    uint32_t max_tokens;     /* tokens to generate, >= 0; 0 = prefill only */
+    uint32_t max_tokens; /* tokens to generate, >= 0; 0 = prefill only */
     struct ft_sampling sampling;
     const uint32_t *stop_ids; /* [stop_count], copied; generation ends after one of them (it is reported) */
     uint32_t stop_count;
-    bool reuse_prefix;        /* start from the longest snapshot that is a prefix of the prompt */
+    bool reuse_prefix;                /* start from the longest snapshot that is a prefix of the prompt */
     const struct ft_capture *capture; /* NULL = none; outlives the sequence */
 };
 
-/* Queues a sequence; *sequence is its handle until its END or FAILED event was delivered and ft_session_release was
- * called. FT_USAGE: empty prompt or an id out of range (named). FT_LIMIT: prompt + max_tokens beyond the KV pool (the
- * message names --kv-tokens), or no free sequence (names --sequences). */
+/* Queues a sequence; *sequence is its handle until its END or FAILED event was delivered and
+ * ft_session_release was called. FT_USAGE: empty prompt or an id out of range (named). FT_LIMIT: prompt +
+ * max_tokens beyond the KV pool (the message names --kv-tokens), or no free sequence (names --sequences). */
 int ft_session_submit(struct ft_session *session, const struct ft_request *request, uint32_t *sequence,
                       struct ft_error *err);
 
@@ -87,13 +90,14 @@ struct ft_event {
     enum ft_event_kind kind;
     enum ft_finish finish;
     uint32_t sequence;
-    uint32_t token;    /* TOKEN: the new token */
-    uint32_t position; /* TOKEN: its index in the sequence, prompt included */
+    uint32_t token;      /* TOKEN: the new token */
+    uint32_t position;   /* TOKEN: its index in the sequence, prompt included */
     const char *message; /* FAILED: valid until the next call */
 };
 
-/* Runs one step over the queued sequences (prefill chunks and decode rows together) and fills events [cap] (cap >= 2 x
- * sequences_max). *count = 0 and FT_OK when nothing is queued. FT_CANCELLED after ft_session_interrupt. */
+/* Runs one step over the queued sequences (prefill chunks and decode rows together) and fills events [cap]
+ * (cap >= 2 x sequences_max). *count = 0 and FT_OK when nothing is queued. FT_CANCELLED after
+ * ft_session_interrupt. */
 int ft_session_step(struct ft_session *session, struct ft_event *events, uint32_t cap, uint32_t *count,
                     struct ft_error *err);
 bool ft_session_is_idle(const struct ft_session *session);
@@ -103,24 +107,27 @@ void ft_session_cancel(struct ft_session *session, uint32_t sequence);
 void ft_session_release(struct ft_session *session, uint32_t sequence);
 /* After FT_EVENT_FAILED: continue from the last snapshot; what was generated after it is computed again. */
 int ft_session_resume(struct ft_session *session, uint32_t sequence, struct ft_error *err);
-/* Async-signal-safe: the running step drains and every later step returns FT_CANCELLED until ft_session_clear. */
+/* Async-signal-safe: the running step drains and every later step returns FT_CANCELLED until
+ * ft_session_clear. */
 void ft_session_interrupt(struct ft_session *session);
 void ft_session_clear_interrupt(struct ft_session *session);
 
 struct ft_sequence_info {
-    uint32_t prompt_count, token_count /* prompt and generated */, reused_count /* prompt tokens taken from a snapshot */;
-    uint32_t computed_count; /* tokens whose state is in the pools */
+    uint32_t prompt_count, token_count /* prompt and generated */,
+        reused_count /* prompt tokens taken from a snapshot */;
+    uint32_t computed_count;                           /* tokens whose state is in the pools */
     uint64_t submit_ns, first_token_ns, last_token_ns; /* session clock; 0 = not yet */
-    const uint32_t *tokens; /* [token_count], valid until the next call */
+    const uint32_t *tokens;                            /* [token_count], valid until the next call */
 };
-void ft_session_sequence_info(const struct ft_session *session, uint32_t sequence, struct ft_sequence_info *info);
+void ft_session_sequence_info(const struct ft_session *session, uint32_t sequence,
+                              struct ft_sequence_info *info);
 
 /* Totals since open. Lane time by class: sum over threads, so workers in parallel add up. */
 struct ft_session_stats {
     uint64_t steps, prefill_steps, prefill_rows, decode_rows;
     double prefill_ns, decode_ns; /* wall clock of steps with and without prefill rows */
     double class_ns[FT_CLASS_COUNT];
-    double expert_ns[FT_LANE_COUNT]; /* experts by lane */
+    double expert_ns[FT_LANE_COUNT];              /* experts by lane */
     double wait_ns[FT_LANE_COUNT][FT_WAIT_COUNT]; /* who waited (lane), for what */
     uint64_t hits, misses, fetches, fetch_bytes, cpu_experts, policy_repairs;
     uint64_t jobs, stolen, trace_dropped;
@@ -130,6 +137,7 @@ struct ft_session_stats {
 void ft_session_stats(const struct ft_session *session, struct ft_session_stats *stats);
 uint64_t ft_session_now_ns(const struct ft_session *session);
 enum ft_isa ft_session_isa(const struct ft_session *session);
-const char *ft_session_note(const struct ft_session *session); /* degraded io and the like, one line; "" when all is well */
+const char *ft_session_note(
+    const struct ft_session *session); /* degraded io and the like, one line; "" when all is well */
 
 #endif

@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which rows the next step computes, and what is learnt from the records of the last one. */
+#include <string.h>
+
+#include "jobs/session_internal.h"
+
+/* Rows that a sequence still has to compute. */
+static uint32_t left(const struct ft_sequence *sequence)
+{
+    return sequence->phase == FT_SEQUENCE_RUNNING ? sequence->token_count - sequence->computed : 0;
+}
+
+/* A chunk ends at the prompt's last page boundary, so that a snapshot can be taken there. */
+static uint32_t cut_at_boundary(const struct ft_session *session, const struct ft_sequence *sequence,
+                                uint32_t rows)
+{
+    uint32_t page = session->plan.page_tokens;
+    uint32_t boundary = (sequence->token_count - 1) / page * page;
+    if (session->snapshots.count && sequence->computed < boundary && sequence->computed + rows > boundary)
+        return boundary - sequence->computed;
+    return rows;
+}
+
+static bool wants_all_logits(const struct ft_sequence *sequence)
+{
+    return sequence->capture && (sequence->capture->logits || sequence->capture->hidden);
+}
+
+static void add_rows(struct ft_session *session, uint32_t handle, uint32_t rows)
+{
+    struct ft_batch *batch = &session->batch;
+    struct ft_sequence *sequence = &session->sequences[handle];
+    struct ft_batch_sequence *entry = &batch->sequences[batch->sequence_count];
+    uint32_t end = sequence->computed + rows;
+    bool all = wants_all_logits(sequence);
+    if (all)
+        rows = FT_MIN(rows, session->plan.logit_rows_max - batch->logit_rows);
+    if (!rows)
+        return;
+    end = sequence->computed + rows;
+    bool last = sequence->generates && end == sequence->token_count;
+    entry->handle = handle;
+    entry->first_row = batch->rows;
+    entry->row_count = rows;
+    entry->position = sequence->computed;
+    entry->tokens = sequence->tokens;
+    entry->token_count = sequence->token_count;
+    entry->state = sequence->state;
+    entry->pages = sequence->page_data;
+    entry->sampling = &sequence->sampling;
+    entry->capture = sequence->capture;
+    entry->logit_first = batch->logit_rows;
+    entry->logit_count = all ? rows : (last && batch->logit_rows < session->plan.logit_rows_max);
+    entry->sampled = FT_NONE;
+    entry->failed_layer = FT_NONE;
+    atomic_store_explicit(&entry->failed, FT_OK, memory_order_relaxed);
+    for (uint32_t i = 0; i < rows; i++) {
+        batch->token[batch->rows] = sequence->tokens[sequence->computed + i];
+        batch->position[batch->rows] = sequence->computed + i;
+        batch->row_sequence[batch->rows] = batch->sequence_count;
+        if (i >= rows - entry->logit_count)
+            batch->logit_row[batch->logit_rows++] = batch->rows;
+        batch->rows++;
+    }
+    batch->prefill |= rows > 1;
+    batch->sequence_count++;
+}
+
+/* The running sequence with the smallest order number above `after` that has rows to compute. */
+static uint32_t next_in_order(const struct ft_session *session, uint64_t after)
+{
+    uint32_t found = FT_NONE;
+    for (uint32_t i = 0; i < session->plan.sequences_max; i++) {
+        const struct ft_sequence *sequence = &session->sequences[i];
+        if (left(sequence) && sequence->order > after &&
+            (found == FT_NONE || sequence->order < session->sequences[found].order))
+            found = i;
+    }
+    return found;
+}
+
+bool ft_session_fill_batch(struct ft_session *session)
+{
+    struct ft_batch *batch = &session->batch;
+    batch->rows = batch->sequence_count = batch->logit_rows = 0;
+    batch->prefill = false;
+    /* Decode rows first: a running sequence never waits for somebody else's prompt. */
+    for (int decode = 1; decode >= 0; decode--) {
+        uint64_t after = 0;
+        uint32_t handle;
+        while ((handle = next_in_order(session, after)) != FT_NONE) {
+            struct ft_sequence *sequence = &session->sequences[handle];
+            uint32_t rows = left(sequence), room = session->rows_max - batch->rows;
+            after = sequence->order;
+            if (!room || batch->logit_rows == session->plan.logit_rows_max)
+                break;
+            if ((rows == 1) != (decode == 1))
+                continue;
+            rows = FT_MIN(FT_MIN(rows, room), session->plan.chunk_rows);
+            add_rows(session, handle, cut_at_boundary(session, sequence, rows));
+        }
+    }
+    return batch->rows > 0;
+}
+
+/* ---- after the step ---- */
+
+static void count_record(struct ft_session *session, const struct ft_trace_record *record)
+{
+    struct ft_session_stats *stats = &session->stats;
+    double ns = (double)(record->end_ns - record->start_ns);
+    if (record->kind == FT_RECORD_JOB) {
+        enum ft_class class = ft_op_class(record->op);
+        stats->class_ns[class] += ns;
+        if (class == FT_CLASS_EXPERT)
+            stats->expert_ns[record->lane] += ns;
+        stats->jobs++;
+    } else if (record->kind == FT_RECORD_WAIT) {
+        stats->wait_ns[record->lane][record->detail] += ns;
+    }
+}
+
+static void observe(struct ft_session *session, const struct ft_trace_record *record)
+{
+    if (record->kind != FT_RECORD_JOB)
+        return;
+    struct ft_observation seen = {.op = record->op,
+                                  .lane = record->lane,
+                                  .layer = record->layer,
+                                  .rows = record->rows,
+                                  .bytes = record->bytes,
+                                  .duration_ns = (double)(record->end_ns - record->start_ns),
+                                  .predicted_ns = record->predicted_ns};
+    session->options.policy->observe(session->step.policy_state, &seen);
+}
+
+/* A worker that had nothing to do until the end: the idle callback comes too late for this step. */
+static void record_tail(struct ft_session *session, uint32_t thread)
+{
+    struct ft_step *step = &session->step;
+    struct ft_trace_ring *ring = &step->traces[thread];
+    bool device = session->plan.device != FT_DEVICE_NONE;
+    uint64_t last = ring->count ? ring->records[ring->count - 1].end_ns : step->begin_ns;
+    if (last + 1000 >= step->end_ns)
+        return;
+    struct ft_trace_record *record = ft_step_record(step, thread, FT_RECORD_WAIT, last, step->end_ns);
+    if (record) {
+        record->lane = FT_LANE_CPU;
+        record->detail = device ? FT_WAIT_DEVICE : FT_WAIT_CPU;
+    }
+}
+
+static void summarise(struct ft_session *session, struct ft_step_summary *summary)
+{
+    const struct ft_step *step = &session->step;
+    *summary = (struct ft_step_summary){.step = step->step_number,
+                                        .rows = session->batch.rows,
+                                        .prefill = session->batch.prefill,
+                                        .duration_ns = (double)(step->end_ns - step->begin_ns),
+                                        .hits = step->hits,
+                                        .misses = step->misses,
+                                        .fetches = step->fetches,
+                                        .cpu_experts = step->cpu_experts};
+    for (uint32_t t = 0; t < step->thread_count; t++)
+        for (uint32_t i = 0; i < step->traces[t].count; i++) {
+            const struct ft_trace_record *record = &step->traces[t].records[i];
+            if (record->kind == FT_RECORD_WAIT)
+                summary->wait_ns[record->detail] += (double)(record->end_ns - record->start_ns);
+        }
+}
+
+static void call_trace(struct ft_session *session)
+{
+    const struct ft_step *step = &session->step;
+    uint32_t count = 0, dropped = 0;
+    for (uint32_t t = 0; t < step->thread_count; t++) {
+        const struct ft_trace_ring *ring = &step->traces[t];
+        if (ring->count)
+            memcpy(session->records + count, ring->records, ring->count * sizeof *ring->records);
+        count += ring->count;
+        dropped += ring->dropped;
+    }
+    struct ft_trace_step trace = {.step = step->step_number,
+                                  .rows = session->batch.rows,
+                                  .sequences = session->batch.sequence_count,
+                                  .prefill = session->batch.prefill,
+                                  .dropped = dropped,
+                                  .record_count = count,
+                                  .begin_ns = step->begin_ns,
+                                  .end_ns = step->end_ns,
+                                  .records = session->records};
+    session->options.trace(session->options.trace_context, &trace);
+}
+
+void ft_session_collect(struct ft_session *session)
+{
+    struct ft_step *step = &session->step;
+    struct ft_session_stats *stats = &session->stats;
+    const struct ft_policy *policy = session->options.policy;
+    double ns = (double)(step->end_ns - step->begin_ns);
+    bool learns = policy->observe && !session->plan.deterministic;
+    for (uint32_t t = 0; t < step->thread_count; t++) {
+        if (t < step->workers)
+            record_tail(session, t);
+        for (uint32_t i = 0; i < step->traces[t].count; i++) {
+            count_record(session, &step->traces[t].records[i]);
+            if (learns)
+                observe(session, &step->traces[t].records[i]);
+        }
+        stats->trace_dropped += step->traces[t].dropped;
+    }
+    stats->steps++;
+    stats->prefill_steps += session->batch.prefill;
+    stats->prefill_rows += session->batch.prefill ? session->batch.rows : 0;
+    stats->decode_rows += session->batch.prefill ? 0 : session->batch.rows;
+    *(session->batch.prefill ? &stats->prefill_ns : &stats->decode_ns) += ns;
+    stats->hits += step->hits;
+    stats->misses += step->misses;
+    stats->fetches += step->fetches;
+    stats->fetch_bytes += step->fetch_bytes;
+    stats->cpu_experts += step->cpu_experts;
+    stats->policy_repairs += step->repairs;
+    step->repairs = 0;
+    if (policy->step_end) {
+        struct ft_step_summary summary;
+        summarise(session, &summary);
+        policy->step_end(step->policy_state, &summary);
+    }
+    if (session->options.trace)
+        call_trace(session);
+}

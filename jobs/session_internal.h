@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of the session share. */
+#ifndef FT_JOBS_SESSION_INTERNAL_H
+#define FT_JOBS_SESSION_INTERNAL_H
+
+#include "jobs/session.h"
+#include "jobs/snapshots.h"
+#include "jobs/step.h"
+
+#define FT_GRAPH_CACHE 16u
+#define FT_STOP_IDS_MAX 32u
+
+enum ft_sequence_phase {
+    FT_SEQUENCE_FREE,
+    FT_SEQUENCE_RUNNING,
+    FT_SEQUENCE_CANCELLING, /* END comes with the next step call */
+    FT_SEQUENCE_ENDED,
+    FT_SEQUENCE_FAILED
+};
+
+struct ft_sequence {
+    enum ft_sequence_phase phase;
+    uint64_t order;   /* of submission */
+    uint32_t *tokens; /* [token_max], malloc'ed at submit */
+    uint32_t token_count, token_max, prompt_count, computed, reused;
+    uint32_t *pages;   /* [page_count] indices into the pool */
+    float **page_data; /* [page_count] */
+    uint32_t page_count;
+    float *state; /* [state count] */
+    struct ft_sampling sampling;
+    uint32_t stop_ids[FT_STOP_IDS_MAX], stop_count;
+    bool generates;
+    const struct ft_capture *capture;
+    uint64_t submit_ns, first_token_ns, last_token_ns;
+    char message[512];
+};
+
+struct ft_graph_entry {
+    struct ft_graph graph;
+    struct ft_arena arena;
+    uint64_t last_used; /* 0 = empty */
+};
+
+struct ft_session {
+    struct ft_session_options options;
+    struct ft_plan plan;
+    struct ft_kernels kernels;
+    struct ft_arena arena;
+    struct ft_step step;
+    struct ft_kv kv;
+    struct ft_snapshots snapshots;
+    struct ft_sequence *sequences; /* [sequences_max] */
+    struct ft_batch batch;
+    struct ft_graph_entry graphs[FT_GRAPH_CACHE];
+    uint64_t graph_clock, order_clock;
+    uint32_t rows_max, static_max, reserved_max;
+    struct ft_trace_record *records; /* all rings of a step, for the trace callback */
+    uint64_t record_max;
+    enum ft_format expert_format;
+    struct ft_session_stats stats;
+    _Atomic bool interrupted;
+    bool broken, lanes_open;
+    struct ft_error broken_error;
+    char note[512];
+};
+
+/* The graph for a batch, built and cached on first use of its shape. */
+int ft_session_graph(struct ft_session *session, const struct ft_batch *batch, const struct ft_graph **graph,
+                     struct ft_error *err);
+/* Chooses rows for the next step; false: nothing to do. */
+bool ft_session_fill_batch(struct ft_session *session);
+/* After a step: totals, observations, trace callback. */
+void ft_session_collect(struct ft_session *session);
+/* Back to the last snapshot, or to the start. False: no page left for a private copy. */
+bool ft_session_rollback(struct ft_session *session, struct ft_sequence *sequence);
+void ft_session_free_pages(struct ft_session *session, struct ft_sequence *sequence);
+
+#endif

@@ -1,0 +1,438 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Opening and closing a session: every pool is sized by the plan in one arena, then the lanes start. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "jobs/session_internal.h"
+
+#define RING_ENTRIES 1024u
+#define TRACE_RECORDS_MAX (1u << 17)
+#define SPIN_NS 50000u
+#define LINK_PENDING_MIN 64u
+
+static uint32_t thread_count_of(const struct ft_plan *plan)
+{
+    return plan->workers + FT_STEP_THREADS;
+}
+
+static uint32_t round_up_pow2(uint32_t value)
+{
+    uint32_t power = 1;
+    while (power < value)
+        power *= 2;
+    return power;
+}
+
+/* A bucket of shapes shares a graph: powers of two, cut at the largest that a step can have. */
+static uint32_t bucket(uint32_t value, uint32_t max)
+{
+    return value ? FT_MIN(round_up_pow2(value), max) : 0;
+}
+
+static int build_graph(struct ft_session *session, const struct ft_shape *shape, struct ft_graph_entry *entry,
+                       struct ft_error *err)
+{
+    const struct ft_model *model = session->options.model;
+    ft_arena_count(&entry->arena, "graph");
+    int status = ft_graph_build(&entry->graph, &entry->arena, model, shape, &session->plan.tiling,
+                                session->expert_format, err);
+    uint64_t bytes = entry->arena.used;
+    if (status == FT_OK)
+        status = ft_arena_init(&entry->arena, "graph", bytes, err);
+    else
+        entry->arena = (struct ft_arena){.name = "graph"};
+    if (status == FT_OK)
+        status = ft_graph_build(&entry->graph, &entry->arena, model, shape, &session->plan.tiling,
+                                session->expert_format, err);
+    if (status == FT_OK && (entry->graph.static_count > session->static_max ||
+                            entry->graph.reserved_count > session->reserved_max))
+        status = ft_error_set(err, FT_INTERNAL,
+                              "a step of %u rows has %u + %u jobs, more than the %u + %u provided for",
+                              shape->rows, entry->graph.static_count, entry->graph.reserved_count,
+                              session->static_max, session->reserved_max);
+    if (status != FT_OK)
+        ft_arena_fini(&entry->arena);
+    return status;
+}
+
+int ft_session_graph(struct ft_session *session, const struct ft_batch *batch, const struct ft_graph **graph,
+                     struct ft_error *err)
+{
+    struct ft_shape shape = {.rows = bucket(batch->rows, session->rows_max),
+                             .logit_rows = bucket(batch->logit_rows, session->plan.logit_rows_max),
+                             .prefill = batch->prefill};
+    shape.sequences = FT_MIN(bucket(batch->sequence_count, session->plan.sequences_max), shape.rows);
+    shape.logit_rows = FT_MIN(shape.logit_rows, shape.rows);
+    struct ft_graph_entry *oldest = &session->graphs[0];
+    for (uint32_t i = 0; i < FT_GRAPH_CACHE; i++) {
+        struct ft_graph_entry *entry = &session->graphs[i];
+        if (entry->last_used && memcmp(&entry->graph.shape, &shape, sizeof shape) == 0) {
+            entry->last_used = ++session->graph_clock;
+            *graph = &entry->graph;
+            return FT_OK;
+        }
+        if (entry->last_used < oldest->last_used)
+            oldest = entry;
+    }
+    ft_arena_fini(&oldest->arena);
+    oldest->last_used = 0;
+    int status = build_graph(session, &shape, oldest, err);
+    if (status != FT_OK)
+        return status;
+    oldest->last_used = ++session->graph_clock;
+    *graph = &oldest->graph;
+    return FT_OK;
+}
+
+/* ---- pools ---- */
+
+static int push_active(struct ft_active *a, struct ft_arena *arena, const struct ft_model *model,
+                       uint32_t rows, struct ft_error *err)
+{
+    uint32_t experts = FT_MAX(model->expert_count, 1u);
+    uint64_t pairs = (uint64_t)rows * model->topk;
+    int status = FT_ARENA_PUSH(arena, experts, &a->expert, err);
+#define PUSH(count, pointer)                                                                                 \
+    if (status == FT_OK)                                                                                     \
+    status = FT_ARENA_PUSH(arena, count, pointer, err)
+    PUSH(experts, &a->rows);
+    PUSH(experts + 1, &a->pair_begin);
+    PUSH(pairs, &a->pair_row);
+    PUSH(pairs, &a->pair_out);
+    PUSH(experts, &a->slot);
+    PUSH(experts, &a->last_used);
+    PUSH(experts, &a->place);
+    PUSH(experts, &a->reason);
+    PUSH(experts, &a->victim);
+    PUSH(experts, &a->predicted_ns);
+    PUSH(experts, &a->blob);
+    PUSH(experts, &a->group);
+    return status;
+}
+
+static int push_execute(struct ft_session *session, struct ft_arena *arena, struct ft_error *err)
+{
+    struct ft_execute *x = &session->step.x;
+    const struct ft_model *model = session->options.model;
+    uint32_t threads = thread_count_of(&session->plan);
+    uint32_t tokens = session->plan.page_count * session->plan.page_tokens;
+    x->scratch_count = ft_execute_scratch_count(model, tokens);
+    int status = FT_ARENA_PUSH(arena, x->space.count, &x->buffer, err);
+    if (status == FT_OK)
+        status = FT_ARENA_PUSH(arena, FT_MAX(model->rotary_dim / 2, 1u), &x->frequencies, err);
+    if (status == FT_OK)
+        status = FT_ARENA_PUSH(arena, threads, &x->scratch, err);
+    for (uint32_t i = 0; status == FT_OK && i < threads; i++) {
+        float *scratch;
+        status = FT_ARENA_PUSH(arena, x->scratch_count, &scratch, err);
+        if (status == FT_OK && !ft_arena_is_counting(arena))
+            x->scratch[i] = scratch;
+    }
+    if (status == FT_OK)
+        status = push_active(&x->active, arena, model, session->rows_max, err);
+    return status;
+}
+
+static int push_step(struct ft_session *session, struct ft_arena *arena, struct ft_error *err)
+{
+    struct ft_step *step = &session->step;
+    const struct ft_model *model = session->options.model;
+    uint32_t threads = thread_count_of(&session->plan);
+    uint64_t stride = step->staging_stride;
+    step->dynamic_max = session->reserved_max;
+    step->link_max = FT_MAX(session->reserved_max, LINK_PENDING_MIN);
+    step->todo_max = session->reserved_max + 8 * session->plan.tiling.tiles_max + 64;
+    uint64_t wants = 0;
+    for (uint32_t p = 0; p < model->ple_count; p++)
+        wants += (uint64_t)model->ple[p].head_count * session->rows_max;
+    int status = FT_OK;
+    uint32_t trace_records = (uint32_t)FT_MIN(
+        session->static_max + (uint64_t)model->layer_count * (session->reserved_max + model->expert_count) +
+            1024,
+        TRACE_RECORDS_MAX);
+#define PUSH(count, pointer)                                                                                 \
+    if (status == FT_OK)                                                                                     \
+    status = FT_ARENA_PUSH(arena, count, pointer, err)
+    PUSH(session->static_max + session->reserved_max, &step->counter);
+    PUSH(step->dynamic_max, &step->dynamic);
+    PUSH(step->link_max, &step->link_jobs);
+    PUSH((uint64_t)threads * step->todo_max, &step->todo);
+    PUSH(threads, &step->traces);
+    PUSH(threads, &step->pending);
+    PUSH(wants, &step->wants);
+#undef PUSH
+    for (uint32_t i = 0; status == FT_OK && i < threads; i++) {
+        struct ft_trace_record *records;
+        status = FT_ARENA_PUSH(arena, trace_records, &records, err);
+        if (status == FT_OK && !ft_arena_is_counting(arena))
+            step->traces[i] = (struct ft_trace_ring){.records = records, .capacity = trace_records};
+    }
+    session->record_max = (uint64_t)trace_records * threads;
+    if (status == FT_OK && session->options.trace)
+        status = FT_ARENA_PUSH(arena, session->record_max, &session->records, err);
+    for (uint32_t i = 0; status == FT_OK && i < 2 && session->plan.device != FT_DEVICE_NONE; i++)
+        status = ft_arena_push(arena, session->plan.staging_experts, stride, (void **)&step->staging[i], err);
+    return status;
+}
+
+static int push_batch(struct ft_session *session, struct ft_arena *arena, struct ft_error *err)
+{
+    struct ft_batch *batch = &session->batch;
+    int status = FT_ARENA_PUSH(arena, session->rows_max, &batch->token, err);
+    if (status == FT_OK)
+        status = FT_ARENA_PUSH(arena, session->rows_max, &batch->position, err);
+    if (status == FT_OK)
+        status = FT_ARENA_PUSH(arena, session->rows_max, &batch->row_sequence, err);
+    if (status == FT_OK)
+        status = FT_ARENA_PUSH(arena, session->rows_max, &batch->logit_row, err);
+    if (status == FT_OK)
+        status = FT_ARENA_PUSH(arena, session->plan.sequences_max, &batch->sequences, err);
+    return status;
+}
+
+/* Everything of the session's lifetime; run once to count, once to fill. */
+static int push_all(struct ft_session *session, struct ft_arena *arena, struct ft_error *err)
+{
+    const struct ft_model *model = session->options.model;
+    const struct ft_plan *plan = &session->plan;
+    struct ft_step *step = &session->step;
+    uint64_t state_count = step->x.state.count;
+    uint32_t moe_experts = FT_MAX(model->expert_count, 1u);
+    int status = push_execute(session, arena, err);
+    if (status == FT_OK)
+        status = push_step(session, arena, err);
+    if (status == FT_OK)
+        status = push_batch(session, arena, err);
+    if (status == FT_OK)
+        status = ft_slots_init(&step->slots, arena, plan->device == FT_DEVICE_NONE ? 0 : plan->slot_count,
+                               step->staging_stride, model->layer_count, moe_experts, err);
+    if (status == FT_OK)
+        status = ft_kv_init(&session->kv, arena, model, plan->page_count, err);
+    if (status == FT_OK)
+        status = ft_snapshots_init(&session->snapshots, arena, plan->snapshot_bytes, state_count,
+                                   plan->page_count * plan->page_tokens, plan->page_tokens, err);
+    if (status == FT_OK)
+        status = FT_ARENA_PUSH(arena, plan->sequences_max, &session->sequences, err);
+    for (uint32_t i = 0; status == FT_OK && i < plan->sequences_max; i++) {
+        float *state;
+        status = FT_ARENA_PUSH(arena, state_count, &state, err);
+        if (status == FT_OK && !ft_arena_is_counting(arena))
+            session->sequences[i].state = state;
+    }
+    if (status == FT_OK)
+        status =
+            ft_arena_push(arena, 1, session->options.policy->state_bytes(&session->options.policy_params),
+                          &step->policy_state, err);
+    return status;
+}
+
+/* Sizes that the arena passes need: jobs of the largest step. */
+static int measure(struct ft_session *session, struct ft_error *err)
+{
+    const struct ft_model *model = session->options.model;
+    struct ft_arena counting;
+    struct ft_graph graph;
+    struct ft_shape shape = {.rows = session->rows_max,
+                             .sequences = FT_MIN(session->plan.sequences_max, session->rows_max),
+                             .logit_rows = FT_MIN(session->plan.logit_rows_max, session->rows_max),
+                             .prefill = true};
+    ft_arena_count(&counting, "graph");
+    int status =
+        ft_graph_build(&graph, &counting, model, &shape, &session->plan.tiling, session->expert_format, err);
+    session->static_max = graph.static_count;
+    session->reserved_max = graph.reserved_count;
+    return status;
+}
+
+static void init_execute(struct ft_session *session)
+{
+    struct ft_execute *x = &session->step.x;
+    const struct ft_session_options *o = &session->options;
+    x->model = o->model;
+    x->weights = o->weights;
+    x->kernels = &session->kernels;
+    ft_state_layout_init(&x->state, o->model);
+    ft_kv_layout_init(&x->kv, o->model);
+    ft_workspace_init(&x->space, o->model, session->rows_max, session->plan.sequences_max,
+                      session->plan.logit_rows_max);
+    for (uint32_t p = 0; o->ple && p < o->model->ple_count; p++) {
+        x->ple_dtype[p] = ft_row_table_dtype(o->ple, p);
+        x->ple_scale[p] = ft_row_table_scale(o->ple, p);
+    }
+    uint64_t stride = 0;
+    session->expert_format = FT_FORMAT_BF16;
+    for (uint32_t i = 0; i < o->model->layer_count; i++) {
+        if (o->model->layers[i].dense)
+            continue;
+        if (!stride)
+            session->expert_format = o->weights->layers[i].expert_layout.format;
+        stride = FT_MAX(stride, o->weights->layers[i].expert_layout.stride);
+    }
+    session->step.staging_stride = FT_MAX(stride, 64u);
+}
+
+static void init_step(struct ft_session *session)
+{
+    struct ft_step *step = &session->step;
+    const struct ft_session_options *o = &session->options;
+    step->plan = &session->plan;
+    step->model = o->model;
+    step->weights = o->weights;
+    step->policy = o->policy;
+    step->workers = session->plan.workers;
+    step->thread_count = thread_count_of(&session->plan);
+    step->link_bytes_per_s = o->link_bytes_per_s;
+    step->link_delay_ns_max = o->link_delay_ns_max;
+    step->link_random = o->seed * 2 + 1; /* xorshift must not start at 0 */
+    step->ple = o->model->ple_count ? o->ple : NULL;
+    uint64_t rows_max = 0;
+    for (uint32_t p = 0; p < o->model->ple_count; p++)
+        rows_max += (uint64_t)o->model->ple[p].head_count * session->rows_max;
+    step->row_options = (struct ft_row_reader_options){
+        .backend = session->plan.ple_in_ram ? FT_ROWS_RAM : FT_ROWS_DISK,
+        .io_backend = o->ple_io,
+        .rows_max = (uint32_t)rows_max,
+    };
+    step->io_timeout_ns = 30000000000ull;
+    ft_clock_init(&step->clock);
+    ft_park_init(&step->session_park);
+    ft_park_init(&step->device.park);
+    ft_park_init(&step->link.park);
+    ft_park_init(&step->io.park);
+}
+
+static int open_lanes(struct ft_session *session, struct ft_error *err)
+{
+    struct ft_step *step = &session->step;
+    struct ft_lane_cpu_options cpu = {.topology = session->options.pin ? session->options.topology : NULL,
+                                      .clock = &step->clock,
+                                      .workers = step->workers,
+                                      .producers = FT_STEP_THREADS,
+                                      .ring_entries = RING_ENTRIES,
+                                      .backlog_entries = step->todo_max,
+                                      .spin_ns = SPIN_NS,
+                                      .run = ft_step_run_cpu,
+                                      .idle = ft_step_idle_cpu,
+                                      .room = ft_step_room_cpu,
+                                      .ctx = step};
+    int status = ft_lane_cpu_open(&step->cpu, &cpu, err);
+    if (status == FT_OK)
+        status = ft_lane_io_open(step, err);
+    if (status == FT_OK)
+        status = ft_lane_host_open(step, err);
+    if (status == FT_OK && step->rows)
+        snprintf(session->note, sizeof session->note, "%s", ft_row_reader_note(step->rows));
+    return status;
+}
+
+static int check_options(const struct ft_session_options *o, struct ft_error *err)
+{
+    if (o->plan->device == FT_DEVICE_CUDA)
+        return ft_error_set(err, FT_UNSUPPORTED,
+                            "this build has no CUDA lane: use --device host or --device none");
+    if (o->model->ple_count && !o->ple)
+        return ft_error_set(err, FT_USAGE, "the model has PLE tables and none were given to the session");
+    if (o->policy->abi != FT_POLICY_ABI)
+        return ft_error_set(err, FT_USAGE, "policy %s has ABI %u, this engine wants %u", o->policy->name,
+                            o->policy->abi, FT_POLICY_ABI);
+    return ft_plan_check(o->plan, o->model, err);
+}
+
+static int open_parts(struct ft_session *session, struct ft_error *err)
+{
+    const struct ft_session_options *o = &session->options;
+    session->rows_max = FT_MAX(o->plan->chunk_rows, o->plan->sequences_max);
+    int status = ft_kernels_init(&session->kernels, o->isa, err);
+    if (status != FT_OK)
+        return status;
+    init_execute(session);
+    status = measure(session, err);
+    struct ft_arena counting;
+    ft_arena_count(&counting, "session");
+    if (status == FT_OK)
+        status = push_all(session, &counting, err);
+    if (status == FT_OK)
+        status = ft_arena_init(&session->arena, "session", counting.used, err);
+    if (status == FT_OK)
+        status = push_all(session, &session->arena, err);
+    if (status != FT_OK)
+        return status;
+    ft_model_rotary(o->model, session->step.x.frequencies, &session->step.x.rotary_scale);
+    init_step(session);
+    if (o->policy->init)
+        status = o->policy->init(session->step.policy_state, &o->policy_params, err);
+    return status == FT_OK ? open_lanes(session, err) : status;
+}
+
+int ft_session_open(struct ft_session **out, const struct ft_session_options *options, struct ft_error *err)
+{
+    *out = NULL;
+    struct ft_session *session = NULL;
+    if (posix_memalign((void **)&session, 64, sizeof *session))
+        return ft_error_set(err, FT_MEMORY, "no memory for a session");
+    memset(session, 0, sizeof *session);
+    session->options = *options;
+    session->plan = *options->plan;
+    if (!session->options.policy)
+        session->options.policy = &ft_policy_safe;
+    int status = check_options(&session->options, err);
+    if (status == FT_OK)
+        status = open_parts(session, err);
+    if (status != FT_OK) {
+        ft_session_close(session);
+        return status;
+    }
+    *out = session;
+    return FT_OK;
+}
+
+void ft_session_close(struct ft_session *session)
+{
+    if (!session)
+        return;
+    if (session->arena.base) {
+        ft_lane_host_close(&session->step);
+        ft_lane_io_close(&session->step);
+        /* A lane that is stuck may still touch the session's memory: leaving it behind is the lesser evil. */
+        bool stuck = session->step.device.started || session->step.link.started || session->step.io.started;
+        if (stuck || session->broken)
+            return;
+        ft_lane_cpu_close(session->step.cpu);
+    }
+    for (uint32_t i = 0; session->sequences && i < session->plan.sequences_max; i++) {
+        free(session->sequences[i].tokens);
+        free(session->sequences[i].pages);
+        free(session->sequences[i].page_data);
+    }
+    for (uint32_t i = 0; i < FT_GRAPH_CACHE; i++)
+        if (session->graphs[i].arena.base)
+            ft_arena_fini(&session->graphs[i].arena);
+    ft_arena_fini(&session->arena);
+    free(session);
+}
+
+void ft_session_trace_header(const struct ft_session *session, struct ft_trace_header *header)
+{
+    const struct ft_plan *plan = &session->plan;
+    const struct ft_model *model = session->options.model;
+    static const char *const names[FT_STEP_THREADS] = {"session", "device", "link", "io"};
+    memset(header, 0, sizeof *header);
+    snprintf(header->model, sizeof header->model, "%s", model->name);
+    snprintf(header->strategy, sizeof header->strategy, "%s", ft_strategy_name(plan->strategy));
+    snprintf(header->device, sizeof header->device, "%s", ft_device_name(plan->device));
+    snprintf(header->isa, sizeof header->isa, "%s", ft_isa_name(session->kernels.isa));
+    header->layer_count = model->layer_count;
+    header->expert_count = model->expert_count;
+    header->topk = model->topk;
+    header->workers = plan->workers;
+    header->slot_count = session->step.slots.count;
+    header->expert_bytes = session->step.staging_stride;
+    header->thread_count = FT_MIN(session->step.thread_count, FT_TRACE_THREADS_MAX);
+    for (uint32_t i = 0; i < header->thread_count; i++) {
+        if (i < plan->workers)
+            snprintf(header->thread_names[i], sizeof header->thread_names[i], "cpu %u", i);
+        else
+            snprintf(header->thread_names[i], sizeof header->thread_names[i], "%s", names[i - plan->workers]);
+    }
+}

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The pool of expert slots of one device, over all layers.
+ *
+ *     free -> filling -> resident -> leased (step) -> resident -> ... -> evicted (generation + 1)
+ *
+ * A slot is leased by a step from the moment its expert is placed until the layer's last expert job is done;
+ * the policy may take a slot that is free or resident and not leased, or, inside one layer, a slot whose
+ * earlier use in that layer will have finished (waves, jobs/expand.c). Handle = index + generation: a reader
+ * that holds an old handle notices.
+ *
+ * Threads: one at a time (whoever expands a layer; the graph orders layers), except the memory itself, which
+ * the link lane writes and the device reads as the jobs' order allows.
+ */
+#ifndef FT_JOBS_SLOTS_H
+#define FT_JOBS_SLOTS_H
+
+#include "graph/arena.h"
+#include "graph/policy.h"
+
+struct ft_slots {
+    uint32_t count, layer_count, expert_count;
+    uint64_t slot_bytes;
+    char *memory;                         /* [count] blobs, slot_bytes apart, 64-byte aligned */
+    uint32_t *layer, *expert, *last_used; /* [count] */
+    uint32_t *generation;                 /* [count] */
+    uint8_t *busy;                        /* [count] leased in the running step's layer */
+    uint32_t *filled_step;                /* [count] step whose fetch filled it */
+    uint32_t *map;                        /* [layer_count, expert_count] slot or FT_NONE */
+    uint32_t *used_step; /* [layer_count, expert_count] step of the expert's last use, 0 = never */
+    uint64_t hits, misses, evictions;
+};
+
+/* Counting arenas welcome. slot_count may be 0. */
+int ft_slots_init(struct ft_slots *slots, struct ft_arena *arena, uint32_t slot_count, uint64_t slot_bytes,
+                  uint32_t layer_count, uint32_t expert_count, struct ft_error *err);
+static inline uint32_t ft_slots_find(const struct ft_slots *slots, uint32_t layer, uint32_t expert)
+{
+    return slots->count ? slots->map[(uint64_t)layer * slots->expert_count + expert] : FT_NONE;
+}
+static inline char *ft_slots_memory(const struct ft_slots *slots, uint32_t slot)
+{
+    return slots->memory + slots->slot_bytes * slot;
+}
+/* Notes that the expert is used by `step`, wherever it is computed; returns the step of its use before. */
+uint32_t ft_slots_touch(struct ft_slots *slots, uint32_t layer, uint32_t expert, uint32_t step);
+/* Leases a resident slot. */
+void ft_slots_lease(struct ft_slots *slots, uint32_t slot, uint32_t step);
+/* Gives the slot to (layer, expert): evicts what it held, leases it. Checked builds poison its memory with
+ * NaN when `poison`. */
+void ft_slots_take(struct ft_slots *slots, uint32_t slot, uint32_t layer, uint32_t expert, uint32_t step,
+                   bool poison);
+/* Ends all leases of a layer's answer. slot_list [count] may repeat slots. */
+void ft_slots_release(struct ft_slots *slots, const uint32_t *slot_list, uint32_t count);
+/* After a failed step: what its fetches were to fill is not to be trusted. Ends every lease. */
+void ft_slots_forget_step(struct ft_slots *slots, uint32_t step);
+void ft_slots_view(const struct ft_slots *slots, struct ft_slot_view *view);
+
+#endif

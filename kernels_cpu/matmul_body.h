@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Matrix products over the words of vec_*.h: matmul, expert_up, expert_down, mix_up, row_decode.
+ *
+ * One dot product of a weight row with an activation row is always summed in the same way, which is what
+ * makes every op batch invariant:
+ *
+ *     columns   | chunk 0 (8 vectors) | chunk 1 | ... | last chunk, padded with zeros |
+ *     chunk     t = (w0 x0 + w2 x2 + w4 x4 + w6 x6) + (w1 x1 + w3 x3 + w5 x5 + w7 x7)     lane by lane
+ *     row       acc += t * scale     (per lane; a lane never crosses a scale block)
+ *     at last   sum of the lanes * factor
+ *
+ * Up to ROWS activation rows share the decoded weights. Activations are read in place, or, for packed e2m1,
+ * from a copy on the stack in the order of the decoder.
+ */
+#include "kernels_cpu/kernels_internal.h"
+#include "kernels_cpu/vec_math.h"
+
+#define ROWS 4
+#define TILE 32
+#define PANEL_COLUMNS 4096 /* of the permuted copy; longer rows are taken in pieces of this many */
+_Static_assert(PANEL_COLUMNS % VF_CHUNK == 0, "a piece is whole chunks");
+#define INLINE static inline __attribute__((always_inline))
+
+/* How the weights of a chunk come to vectors. */
+enum kind { KIND_F32, KIND_BF16, KIND_FP8, KIND_FP8_ODD, KIND_NVFP4, KIND_MXFP4, KIND_COUNT };
+
+/* ROWS activation rows over columns [begin, end). */
+struct panel {
+    const float *full[ROWS]; /* whole chunks, from column `begin` on */
+    const float *last[ROWS]; /* the last chunk when it is partial, padded with zeros */
+    uint32_t begin, end, first_row, rows;
+    float tail[ROWS][VF_CHUNK];
+    float permuted[ROWS][PANEL_COLUMNS];
+};
+
+/* Scales that do not change inside a chunk come as `scale`; 1 where the format has none. */
+struct chunk {
+    vf w[8];
+    vf scale;
+};
+
+static enum kind kind_of(const struct ft_matrix *w)
+{
+    switch (w->format) {
+    case FT_FORMAT_F32:
+        return KIND_F32;
+    case FT_FORMAT_BF16:
+        return KIND_BF16;
+    case FT_FORMAT_FP8_BLOCK:
+        return w->block_in % VF_CHUNK == 0 ? KIND_FP8 : KIND_FP8_ODD;
+    case FT_FORMAT_NVFP4:
+        return KIND_NVFP4;
+    default:
+        return KIND_MXFP4;
+    }
+}
+
+static bool is_packed(enum kind kind)
+{
+    return kind == KIND_NVFP4 || kind == KIND_MXFP4;
+}
+
+/* e4m3 comes as 2^-8 of its value from vf_load2_e4m3 and vf_scales_nvfp4. */
+static float factor_of(const struct ft_matrix *w, enum kind kind)
+{
+    if (kind == KIND_NVFP4)
+        return w->global * 256.0f;
+    return kind == KIND_FP8 ? 256.0f : 1.0f;
+}
+
+/* fp8 blocks that cut chunks: every value is scaled by itself. */
+static void decode_fp8_odd(const struct ft_matrix *w, uint32_t o, uint32_t column, uint32_t count, float *out)
+{
+    const uint8_t *data = (const uint8_t *)w->data + (size_t)o * w->in + column;
+    const float *scale = (const float *)w->scale + o / w->block_out * ft_div_up(w->in, w->block_in);
+    for (uint32_t i = 0; i < VF_CHUNK; i++)
+        out[i] = i < count ? ft_e4m3_values[data[i]] * scale[(column + i) / w->block_in] : 0.0f;
+}
+
+/* Loads VF_CHUNK columns of which `count` exist. Partial chunks go through a zeroed copy. */
+INLINE void load_chunk(enum kind kind, const struct ft_matrix *w, uint32_t o, uint32_t column, uint32_t count,
+                       struct chunk *chunk, vcodes *seen)
+{
+    float copy[VF_CHUNK];
+    uint8_t scale_copy[VF_CHUNK / 16] = {0};
+    size_t at = (size_t)o * w->in + column;
+    bool partial = count < VF_CHUNK;
+    if (partial)
+        memset(copy, 0, sizeof copy);
+    switch (kind) {
+    case KIND_F32: {
+        const float *data = (const float *)w->data + at;
+        if (partial)
+            data = memcpy(copy, data, count * sizeof(float));
+        for (int j = 0; j < 8; j++)
+            chunk->w[j] = vf_load(data + j * VF);
+        break;
+    }
+    case KIND_BF16: {
+        const uint16_t *data = (const uint16_t *)w->data + at;
+        if (partial)
+            data = memcpy(copy, data, count * sizeof(uint16_t));
+        for (int j = 0; j < 8; j++)
+            chunk->w[j] = vf_load_bf16(data + j * VF);
+        break;
+    }
+    case KIND_FP8: {
+        const uint8_t *data = (const uint8_t *)w->data + at;
+        size_t blocks = (w->in + w->block_in - 1u) / w->block_in;
+        if (partial)
+            data = memcpy(copy, data, count);
+        for (int j = 0; j < 8; j += 2)
+            vf_load2_e4m3(data + j * VF, &chunk->w[j], &chunk->w[j + 1], seen);
+        chunk->scale = vf_set1(((const float *)w->scale)[o / w->block_out * blocks + column / w->block_in]);
+        break;
+    }
+    case KIND_FP8_ODD:
+        decode_fp8_odd(w, o, column, count, copy);
+        for (int j = 0; j < 8; j++)
+            chunk->w[j] = vf_load(copy + j * VF);
+        break;
+    default: {
+        uint32_t block = kind == KIND_NVFP4 ? 16 : 32;
+        const uint8_t *data = (const uint8_t *)w->data + at / 2,
+                      *scale = (const uint8_t *)w->scale + at / block;
+        if (partial) {
+            data = memcpy(copy, data, count / 2);
+            scale = memcpy(scale_copy, scale, count / block);
+        }
+        vf_decode_e2m1(data, chunk->w);
+        chunk->scale = kind == KIND_NVFP4 ? vf_scales_nvfp4(scale, seen) : vf_scales_mxfp4(scale);
+        break;
+    }
+    }
+}
+
+INLINE vf chunk_dot(const struct chunk *chunk, const float *x)
+{
+    vf even = vf_mul(chunk->w[0], vf_load(x)), odd = vf_mul(chunk->w[1], vf_load(x + VF));
+    for (int j = 2; j < 8; j += 2) {
+        even = vf_fma(chunk->w[j], vf_load(x + j * VF), even);
+        odd = vf_fma(chunk->w[j + 1], vf_load(x + (j + 1) * VF), odd);
+    }
+    return vf_add(even, odd);
+}
+
+INLINE void add_chunk(enum kind kind, const struct chunk *chunk, const float *const *x, uint32_t offset,
+                      int rows, vf *acc)
+{
+    for (int r = 0; r < rows; r++) {
+        vf t = chunk_dot(chunk, x[r] + offset);
+        bool scaled = kind == KIND_FP8 || is_packed(kind);
+        acc[r] = scaled ? vf_fma(t, chunk->scale, acc[r]) : vf_add(acc[r], t);
+    }
+}
+
+/* Adds weight row o times the rows of the panel to acc. `kind` and `rows` are constants at every call. */
+INLINE void dot_rows(enum kind kind, int rows, const struct ft_matrix *w, uint32_t o,
+                     const struct panel *panel, vf *acc)
+{
+    vf sum[ROWS];
+    struct chunk chunk;
+    vcodes seen = vcodes_none();
+    uint32_t column = panel->begin, offset = 0;
+    for (int r = 0; r < rows; r++)
+        sum[r] = acc[r];
+    for (; column + VF_CHUNK <= panel->end; column += VF_CHUNK, offset += VF_CHUNK) {
+        load_chunk(kind, w, o, column, VF_CHUNK, &chunk, &seen);
+        add_chunk(kind, &chunk, panel->full, offset, rows, sum);
+    }
+    if (column < panel->end) {
+        load_chunk(kind, w, o, column, panel->end - column, &chunk, &seen);
+        add_chunk(kind, &chunk, panel->last, 0, rows, sum);
+    }
+    bool nan = vcodes_have_nan(seen);
+    for (int r = 0; r < rows; r++)
+        acc[r] = nan ? vf_set1(__builtin_nanf("")) : sum[r];
+}
+
+typedef void dot_function(const struct ft_matrix *w, uint32_t o, uint32_t count, const struct panel *panel,
+                          vf (*acc)[ROWS]);
+#define DOT(name, kind, rows)                                                                                \
+    static void name(const struct ft_matrix *w, uint32_t o, uint32_t count, const struct panel *panel,       \
+                     vf(*acc)[ROWS])                                                                         \
+    {                                                                                                        \
+        for (uint32_t i = 0; i < count; i++)                                                                 \
+            dot_rows(kind, rows, w, o + i, panel, acc[i]);                                                   \
+    }
+#define DOTS(name, kind)                                                                                     \
+    DOT(name##_1, kind, 1) DOT(name##_2, kind, 2) DOT(name##_3, kind, 3) DOT(name##_4, kind, 4)
+DOTS(dot_f32, KIND_F32)
+DOTS(dot_bf16, KIND_BF16)
+DOTS(dot_fp8, KIND_FP8)
+DOTS(dot_fp8_odd, KIND_FP8_ODD)
+DOTS(dot_nvfp4, KIND_NVFP4)
+DOTS(dot_mxfp4, KIND_MXFP4)
+#define DOT_ROW(name)                                                                                        \
+    {                                                                                                        \
+        name##_1, name##_2, name##_3, name##_4                                                               \
+    }
+static dot_function *const dots[KIND_COUNT][ROWS] = {
+    [KIND_F32] = DOT_ROW(dot_f32),     [KIND_BF16] = DOT_ROW(dot_bf16),
+    [KIND_FP8] = DOT_ROW(dot_fp8),     [KIND_FP8_ODD] = DOT_ROW(dot_fp8_odd),
+    [KIND_NVFP4] = DOT_ROW(dot_nvfp4), [KIND_MXFP4] = DOT_ROW(dot_mxfp4)};
+
+/* Makes the panel hold rows [first, first + rows) over columns [begin, end); nothing to do when it already
+ * does. */
+static void panel_fill(struct panel *panel, enum kind kind, const struct ft_rows *x, uint32_t first,
+                       uint32_t rows, uint32_t begin, uint32_t end)
+{
+    if (panel->rows == rows && panel->first_row == first && panel->begin == begin && panel->end == end)
+        return;
+    panel->rows = rows;
+    panel->first_row = first;
+    panel->begin = begin;
+    panel->end = end;
+    uint32_t whole = (end - begin) / VF_CHUNK * VF_CHUNK, rest = end - begin - whole;
+    for (uint32_t r = 0; r < rows; r++) {
+        const float *row = ft_rows_get(x, first + r) + begin;
+        panel->full[r] = row;
+        panel->last[r] = panel->tail[r];
+        memcpy(panel->tail[r], row + whole, rest * sizeof(float));
+        memset(panel->tail[r] + rest, 0, (VF_CHUNK - rest) * sizeof(float));
+        if (!is_packed(kind))
+            continue;
+        for (uint32_t i = 0; i < whole; i += VF_CHUNK)
+            vf_permute_e2m1(row + i, panel->permuted[r] + i);
+        if (rest)
+            vf_permute_e2m1(panel->tail[r], panel->permuted[r] + whole);
+        panel->full[r] = panel->permuted[r];
+        panel->last[r] = panel->permuted[r] + whole;
+    }
+}
+
+/* out[r][i] = W[o + i] . x[first + r] for i < count <= TILE, r < rows <= ROWS. */
+static void tile_dots(const struct ft_matrix *w, uint32_t o, uint32_t count, const struct ft_rows *x,
+                      uint32_t first, uint32_t rows, struct panel *panel, float (*out)[TILE])
+{
+    enum kind kind = kind_of(w);
+    uint32_t piece = is_packed(kind) ? PANEL_COLUMNS : w->in;
+    float factor = factor_of(w, kind);
+    vf acc[TILE][ROWS];
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t r = 0; r < rows; r++)
+            acc[i][r] = vf_zero();
+    for (uint32_t begin = 0; begin < w->in; begin += piece) {
+        panel_fill(panel, kind, x, first, rows, begin, FT_MIN(w->in, begin + piece));
+        dots[kind][rows - 1](w, o, count, panel, acc);
+    }
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t r = 0; r < rows; r++)
+            out[r][i] = vf_sum(acc[i][r]) * factor;
+}
+
+static void store_row(float *y, const float *values, const float *bias, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        y[i] = bias ? values[i] + bias[i] : values[i];
+}
+
+static void matmul_to(const struct ft_matrix *w, uint32_t begin, uint32_t end, const struct ft_rows *x,
+                      const float *bias, const uint32_t *out_index, float *y, size_t y_stride)
+{
+    struct panel panel;
+    float out[ROWS][TILE];
+    panel.rows = 0;
+    for (uint32_t o = begin; o < end; o += TILE) {
+        uint32_t count = FT_MIN(end - o, TILE);
+        for (uint32_t first = 0; first < x->count; first += ROWS) {
+            uint32_t rows = FT_MIN(x->count - first, ROWS);
+            tile_dots(w, o, count, x, first, rows, &panel, out);
+            for (uint32_t r = 0; r < rows; r++)
+                store_row(y + (out_index ? out_index[first + r] : first + r) * y_stride + o, out[r],
+                          bias ? bias + o : NULL, count);
+        }
+    }
+}
+
+static void matmul(const struct ft_matrix *w, uint32_t begin, uint32_t end, struct ft_rows x,
+                   const float *bias, float *y, size_t y_stride)
+{
+    matmul_to(w, begin, end, &x, bias, NULL, y, y_stride);
+}
+
+static void expert_down(const struct ft_expert *expert, uint32_t begin, uint32_t end, struct ft_rows h,
+                        const uint32_t *out_index, float *y, size_t y_stride)
+{
+    matmul_to(&expert->down, begin, end, &h, expert->down_bias, out_index, y, y_stride);
+}
+
+/* gate[] = act(gate, up) for one row of a tile; lanes beyond count hold anything finite or not, nobody reads
+ * them. */
+static void activate(const struct ft_expert *expert, uint32_t i, uint32_t count, float *gate, float *up)
+{
+    bool oss = expert->activation == FT_ACTIVATION_SWIGLU_OSS;
+    if (expert->gate_bias)
+        store_row(gate, gate, expert->gate_bias + i, count);
+    if (expert->up_bias)
+        store_row(up, up, expert->up_bias + i, count);
+    for (uint32_t j = 0; j < count; j += VF) {
+        vf g = vf_load(gate + j), u = vf_load(up + j);
+        if (oss && expert->limit > 0) {
+            vf limit = vf_set1(expert->limit);
+            g = vf_min(limit, g); /* NaN in the second operand passes */
+            u = vf_max(vf_sub(vf_zero(), limit), vf_min(limit, u));
+        }
+        vf s = vf_sigmoid(oss ? vf_mul(g, vf_set1(1.702f)) : g);
+        if (oss)
+            u = vf_add(u, vf_set1(1.0f));
+        if (expert->activation != FT_ACTIVATION_SIGMOID)
+            s = vf_mul(s, g);
+        vf_store(gate + j, vf_mul(s, u));
+    }
+}
+
+static void expert_up(const struct ft_expert *expert, uint32_t begin, uint32_t end, struct ft_rows x,
+                      float *h, size_t h_stride)
+{
+    struct panel panel;
+    float gate[ROWS][TILE] = {{0}}, up[ROWS][TILE] = {{0}};
+    panel.rows = 0;
+    for (uint32_t i = begin; i < end; i += TILE) {
+        uint32_t count = FT_MIN(end - i, TILE);
+        for (uint32_t first = 0; first < x.count; first += ROWS) {
+            uint32_t rows = FT_MIN(x.count - first, ROWS);
+            tile_dots(&expert->gate, i, count, &x, first, rows, &panel, gate);
+            tile_dots(&expert->up, i, count, &x, first, rows, &panel, up);
+            for (uint32_t r = 0; r < rows; r++) {
+                activate(expert, i, count, gate[r], up[r]);
+                memcpy(h + (first + r) * h_stride + i, gate[r], count * sizeof(float));
+            }
+        }
+    }
+}
+
+/* sum[j] += sigmoid(m[j]) u[j] for a tile; u is read only where it exists. */
+static void mix_add(float *sum, const float *m, const float *u, uint32_t count)
+{
+    float copy[TILE] = {0};
+    memcpy(copy, u, count * sizeof(float));
+    for (uint32_t j = 0; j < TILE; j += VF)
+        vf_store(sum + j, vf_fma(vf_sigmoid(vf_load(m + j)), vf_load(copy + j), vf_load(sum + j)));
+}
+
+static void mix_up(const struct ft_matrix *up, uint32_t hc_count, uint32_t hidden, uint32_t begin,
+                   uint32_t end, const float *t, size_t t_stride, const float *u, size_t u_stride,
+                   uint32_t rows, float *x, size_t x_stride)
+{
+    struct panel panel;
+    struct ft_rows in = {.x = t, .stride = t_stride, .count = rows};
+    float m[ROWS][TILE] = {{0}}, share = 1.0f / (float)hc_count;
+    panel.rows = 0;
+    for (uint32_t h = begin; h < end; h += TILE) {
+        uint32_t count = FT_MIN(end - h, TILE);
+        for (uint32_t first = 0; first < rows; first += ROWS) {
+            uint32_t batch = FT_MIN(rows - first, ROWS);
+            float sum[ROWS][TILE] = {{0}};
+            for (uint32_t i = 0; i < hc_count; i++) {
+                tile_dots(up, i * hidden + h, count, &in, first, batch, &panel, m);
+                for (uint32_t r = 0; r < batch; r++)
+                    mix_add(sum[r], m[r], u + (first + r) * u_stride + (size_t)i * hidden + h, count);
+            }
+            for (uint32_t r = 0; r < batch; r++)
+                for (uint32_t j = 0; j < count; j++)
+                    x[(first + r) * x_stride + h + j] = sum[r][j] * share;
+        }
+    }
+}
+
+static void row_decode(const struct ft_matrix *w, uint32_t row, float *y)
+{
+    if (w->format != FT_FORMAT_BF16) {
+        ft_row_decode_ref(w, row, y);
+        return;
+    }
+    const uint16_t *data = (const uint16_t *)w->data + (size_t)row * w->in;
+    uint32_t i = 0;
+    for (; i + VF <= w->in; i += VF)
+        vf_store(y + i, vf_load_bf16(data + i));
+    for (; i < w->in; i++)
+        y[i] = ft_bf16_to_f32(data[i]);
+}
+
+void VEC(ft_matmul_fill)(struct ft_kernels *kernels)
+{
+    kernels->matmul = matmul;
+    kernels->expert_up = expert_up;
+    kernels->expert_down = expert_down;
+    kernels->mix_up = mix_up;
+    kernels->row_decode = row_decode;
+}

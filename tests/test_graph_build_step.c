@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "graph/graph.h"
+#include "tests/test.h"
+
+/* A small qwen4_exp: linear, sparse and dense layers, PLE, shared expert. */
+static void make_model(struct ft_model *m)
+{
+    *m = (struct ft_model){.family = FT_FAMILY_QWEN4_EXP,
+                           .hidden = 128,
+                           .vocab = 320,
+                           .layer_count = 4,
+                           .rms_eps = 1e-6f,
+                           .norm_plus_one = true,
+                           .head_count = 4,
+                           .kv_head_count = 2,
+                           .head_dim = 32,
+                           .attention_gate = true,
+                           .qk_norm = true,
+                           .rotary_dim = 16,
+                           .rotary_theta = 1e5,
+                           .rotary_scale = 1,
+                           .indexer_head_count = 4,
+                           .indexer_dim = 32,
+                           .indexer_budget = 16,
+                           .indexer_ratio = 4,
+                           .key_head_count = 2,
+                           .value_head_count = 4,
+                           .key_dim = 32,
+                           .value_dim = 32,
+                           .conv_taps = 4,
+                           .expert_count = 16,
+                           .topk = 4,
+                           .expert_width = 64,
+                           .shared_width = 64,
+                           .dense_width = 96,
+                           .hc_count = 4,
+                           .hc_lowrank = 16,
+                           .ple_count = 1,
+                           .ple_embed_dim = 128,
+                           .ple_taps = 4,
+                           .ngram_size = 3,
+                           .heads_per_ngram = 4};
+    for (uint32_t i = 0; i < 4; i++)
+        m->layers[i] = (struct ft_layer_spec){.attention = i == 3 ? FT_ATTENTION_SPARSE : FT_ATTENTION_LINEAR,
+                                              .dense = i == 2,
+                                              .ple = i == 1 ? 0 : 0xff};
+    m->ple[0] = (struct ft_ple_spec){.layer = 1, .head_count = 8, .row_width = 16, .row_count = 5000};
+}
+
+static int build(struct ft_graph *graph, struct ft_arena *arena, const struct ft_model *m,
+                 struct ft_shape shape, uint32_t tiles, enum ft_lane dense, struct ft_error *err)
+{
+    struct ft_tiling tiling = {.tiles_max = tiles, .tile_bytes_min = 1024};
+    for (uint32_t op = 0; op < FT_OP_COUNT; op++)
+        tiling.lane_of_op[op] = op == FT_OP_PLE_READ ? FT_LANE_IO : (uint8_t)dense;
+    ft_arena_count(arena, "graph");
+    int status = ft_graph_build(graph, arena, m, &shape, &tiling, FT_FORMAT_BF16, err);
+    uint64_t bytes = arena->used;
+    if (status == FT_OK)
+        status = ft_arena_init(arena, "graph", bytes, err);
+    if (status == FT_OK)
+        status = ft_graph_build(graph, arena, m, &shape, &tiling, FT_FORMAT_BF16, err);
+    return status;
+}
+
+TEST(every_shape_gives_a_sound_graph)
+{
+    struct ft_model m;
+    struct ft_error err;
+    make_model(&m);
+    for (uint32_t rows = 1; rows <= 64; rows *= 4)
+        for (uint32_t sequences = 1; sequences <= rows; sequences *= 4)
+            for (uint32_t tiles = 1; tiles <= 16; tiles *= 4)
+                for (int lane = FT_LANE_CPU; lane <= FT_LANE_DEVICE; lane++)
+                    for (uint32_t logits = 0; logits <= 1; logits++) {
+                        struct ft_graph graph;
+                        struct ft_arena arena;
+                        struct ft_shape shape = {rows, sequences, logits, rows > sequences};
+                        CHECK_OK(build(&graph, &arena, &m, shape, tiles, (enum ft_lane)lane, &err), &err);
+                        CHECK_OK(ft_graph_check(&graph, &err), &err);
+                        ft_arena_fini(&arena);
+                    }
+}
+
+TEST(tiles_of_an_op_cover_its_axis_exactly_once)
+{
+    struct ft_model m;
+    struct ft_error err;
+    struct ft_graph graph;
+    struct ft_arena arena;
+    make_model(&m);
+    struct ft_shape shape = {8, 2, 2, true};
+    REQUIRE(build(&graph, &arena, &m, shape, 5, FT_LANE_CPU, &err) == FT_OK);
+    uint32_t tiled = 0;
+    for (uint32_t i = 0; i < graph.static_count;) {
+        uint32_t j = i, at = 0;
+        while (j < graph.static_count && graph.op[j] == graph.op[i] && graph.layer[j] == graph.layer[i] &&
+               graph.phase[j] == graph.phase[i]) {
+            if (graph.op[i] != FT_OP_JOIN && graph.begin[j] == at)
+                at = graph.end[j];
+            else if (graph.op[i] != FT_OP_JOIN)
+                CHECK_EQ(graph.begin[j], at);
+            j++;
+        }
+        tiled += j - i > 1;
+        if (graph.op[i] == FT_OP_MIX_UP || graph.op[i] == FT_OP_ATTN_OUT || graph.op[i] == FT_OP_COMBINE)
+            CHECK_EQ(at, m.hidden);
+        if (graph.op[i] == FT_OP_HEAD)
+            CHECK_EQ(at, m.vocab);
+        if (graph.op[i] == FT_OP_LINEAR_PROJECT)
+            CHECK_EQ(at, 2 * 2 * 32 + 4 * 32 + 4 * 32 + 8);
+        i = j;
+    }
+    CHECK(tiled > 10);
+    ft_arena_fini(&arena);
+}
+
+TEST(ple_reads_start_at_once_and_experts_have_reserved_ids)
+{
+    struct ft_model m;
+    struct ft_error err;
+    struct ft_graph graph;
+    struct ft_arena arena;
+    make_model(&m);
+    REQUIRE(build(&graph, &arena, &m, (struct ft_shape){1, 1, 1, false}, 4, FT_LANE_DEVICE, &err) == FT_OK);
+    REQUIRE(graph.io_count == 1);
+    CHECK_EQ(graph.in_degree[graph.io_jobs[0]], 0);
+    CHECK_EQ(graph.op[graph.io_jobs[0]], FT_OP_PLE_READ);
+    CHECK_EQ(graph.reserved_begin[2], FT_NONE); /* dense layer */
+    CHECK_EQ(graph.router_job[2], FT_NONE);
+    CHECK_EQ(graph.reserved_begin[3], graph.static_count + 3 * graph.reserved_count);
+    CHECK(graph.reserved_count >= 4 * 3);
+    for (uint32_t i = 1; i < graph.device_count; i++)
+        CHECK(graph.device_jobs[i] > graph.device_jobs[i - 1]);
+    CHECK_EQ(graph.op[graph.combine_tile[0]], FT_OP_COMBINE);
+    CHECK_EQ(graph.op[graph.combine_job[0]], FT_OP_JOIN);
+    CHECK_EQ(graph.in_degree[graph.combine_job[0]], 2); /* router and shared expert */
+    ft_arena_fini(&arena);
+}
+
+TEST(impossible_shapes_are_refused)
+{
+    struct ft_model m;
+    struct ft_error err;
+    struct ft_graph graph;
+    struct ft_arena arena;
+    make_model(&m);
+    CHECK_FAILS(build(&graph, &arena, &m, (struct ft_shape){0, 1, 0, false}, 1, FT_LANE_CPU, &err), FT_LIMIT,
+                "0 rows", &err);
+    CHECK_FAILS(build(&graph, &arena, &m, (struct ft_shape){2, 3, 0, false}, 1, FT_LANE_CPU, &err), FT_LIMIT,
+                "3 sequences", &err);
+    CHECK_FAILS(
+        build(&graph, &arena, &m, (struct ft_shape){UINT32_MAX / 2, 1, 0, true}, 4, FT_LANE_CPU, &err),
+        FT_LIMIT, "32-bit", &err);
+}
+
+TEST(a_cycle_is_found)
+{
+    struct ft_model m;
+    struct ft_error err;
+    struct ft_graph graph;
+    struct ft_arena arena;
+    make_model(&m);
+    REQUIRE(build(&graph, &arena, &m, (struct ft_shape){1, 1, 1, false}, 1, FT_LANE_CPU, &err) == FT_OK);
+    graph.in_degree[3]++;
+    CHECK_FAILS(ft_graph_check(&graph, &err), FT_INTERNAL, "can run", &err);
+    ft_arena_fini(&arena);
+}
+
+TEST_MAIN(RUN(every_shape_gives_a_sound_graph) RUN(tiles_of_an_op_cover_its_axis_exactly_once)
+              RUN(ple_reads_start_at_once_and_experts_have_reserved_ids) RUN(impossible_shapes_are_refused)
+                  RUN(a_cycle_is_found))

@@ -3,10 +3,11 @@
  * The interactive chat of ft run. The conversation is kept as ids: what was computed once stays a prefix of the next
  * prompt, so that the session can start from its last snapshot.
  */
-#include "tools/ft_run.h"
+#include "tools/ft_chat.h"
 
 #include "tools/command.h"
 #include "tools/interrupt.h"
+#include "tools/run.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ft run: prompts to text, all prompts decoded together. */
-#include "tools/ft_run.h"
+#include "tools/run.h"
 
 #include "tools/command.h"
+#include "tools/ft_chat.h"
 #include "tools/ids.h"
 #include "tools/interrupt.h"
 #include "tools/json_out.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tools/ft_run.h"
+#include "tools/run.h"
 
 #include <string.h>
 

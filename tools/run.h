@@ -4,8 +4,8 @@
  *
  * Threads: one at a time. The tokenizer comes first, because the number of prompt tokens goes into the plan.
  */
-#ifndef FT_TOOLS_FT_RUN_H
-#define FT_TOOLS_FT_RUN_H
+#ifndef FT_TOOLS_RUN_H
+#define FT_TOOLS_RUN_H
 
 #include "io/chat.h"
 #include "tools/generate.h"
@@ -42,7 +42,5 @@ int ft_run_end(struct ft_run *run, struct ft_error *err);
 /* ft_text_write to stdout, flushed. */
 bool ft_run_write_stdout(void *context, const char *text, size_t bytes);
 
-/* The conversation on a terminal; returns the exit code. */
-int ft_chat_main(const struct ft_run_options *options);
 
 #endif

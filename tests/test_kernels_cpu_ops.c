@@ -49,9 +49,9 @@ static struct ft_matrix random_matrix(enum ft_format format, uint32_t out, uint3
     for (uint64_t i = 0; format == FT_FORMAT_FP8_BLOCK && i < scale_bytes / 4; i++)
         ((float *)(void *)scale)[i] = random_float() * (extreme ? 1e30f : 0.01f);
     for (uint64_t i = 0; format != FT_FORMAT_FP8_BLOCK && i < scale_bytes; i++)
-        scale[i] = format == FT_FORMAT_NVFP4
-                       ? (uint8_t)(random_u32() % (extreme ? 127 : 80))
-                       : (uint8_t)(extreme ? random_u32() % 60 : 120 + random_u32() % 8);
+        scale[i] = (uint8_t)(format == FT_FORMAT_NVFP4 ? random_u32() % (extreme ? 127 : 80)
+                             : extreme                 ? random_u32() % 60
+                                                       : 120 + random_u32() % 8);
     if (format == FT_FORMAT_NVFP4)
         w.global = extreme ? 1e-30f : 0.37f;
     w.data = data;

@@ -205,17 +205,15 @@ TEST(nan_in_weights_scales_and_activations_reaches_the_result)
             kernels.matmul(&w, 0, out, rows, NULL, y, out);
             CHECK(isfinite(y[0]) && !isfinite(y[out]));
             x[in + in / 2] = keep;
-            uint8_t *bytes =
-                        (uint8_t *)(uintptr_t)(w.scale && w.format != FT_FORMAT_FP8_BLOCK ? w.scale : w.data),
-                    old[4];
-            memcpy(old, bytes, 4);
-            if (w.format == FT_FORMAT_F32 || w.format == FT_FORMAT_BF16)
-                memset(bytes, 0xff, w.format == FT_FORMAT_F32 ? 4 : 2);
-            else
-                bytes[0] = w.format == FT_FORMAT_FP8_BLOCK ? 0x7f : 0xff;
+            bool codes =
+                w.scale && w.format != FT_FORMAT_FP8_BLOCK; /* scales that are codes can be NaN too */
+            uint8_t *bytes = (uint8_t *)(uintptr_t)(codes ? w.scale : w.data), old[4];
+            size_t size = w.format == FT_FORMAT_F32 ? 4 : w.format == FT_FORMAT_BF16 ? 2 : 1;
+            memcpy(old, bytes, size);
+            memset(bytes, 0xff, size); /* NaN in every one of the formats */
             kernels.matmul(&w, 0, out, rows, NULL, y, out);
             CHECK(isnan(y[0]) && isnan(y[out]) && !isnan(y[1]) && !isnan(y[2 * out - 1]));
-            memcpy(bytes, old, 4);
+            memcpy(bytes, old, size);
         }
         free(x);
         free(y);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Finding added tokens in text: leftmost start, then the longest, never overlapping, as the reference does. A match
- * that its conditions reject (a special token when these are plain text, single_word inside a word) is skipped as a
- * whole: no other token is looked for inside of it. That too is the reference's behaviour.
+ * Finding added tokens in text: leftmost start, then the longest, never overlapping, as the reference does. A
+ * match that its conditions reject (a special token when these are plain text, single_word inside a word) is
+ * skipped as a whole: no other token is looked for inside of it. That too is the reference's behaviour.
  */
 #include "io/tokenizer_internal.h"
 #include "io/utf8.h"
@@ -16,7 +16,8 @@ int ft_token_trie_init(struct ft_token_trie *trie, size_t total_bytes, struct ft
 {
     memset(trie, 0, sizeof *trie);
     if (total_bytes > (size_t)64 << 20)
-        return ft_error_set(err, FT_LIMIT, "added tokens have %zu bytes of text; 64 MiB can be read", total_bytes);
+        return ft_error_set(err, FT_LIMIT, "added tokens have %zu bytes of text; 64 MiB can be read",
+                            total_bytes);
     trie->edge_slots = 16;
     while (trie->edge_slots < 2 * total_bytes)
         trie->edge_slots *= 2;
@@ -73,7 +74,8 @@ void ft_token_trie_add(struct ft_token_trie *trie, const char *text, size_t byte
 }
 
 /* The longest token that starts at text[0], or FT_NONE. */
-static uint32_t match_longest(const struct ft_token_trie *trie, const char *text, size_t bytes, size_t *match_bytes)
+static uint32_t match_longest(const struct ft_token_trie *trie, const char *text, size_t bytes,
+                              size_t *match_bytes)
 {
     uint32_t node = 0, found = FT_NONE;
     for (size_t i = 0; i < bytes; i++) {
@@ -136,13 +138,15 @@ static size_t strip_right(const char *text, size_t bytes, size_t end)
     return end;
 }
 
-int ft_token_trie_split(struct ft_encoder *encoder, const struct ft_token_trie *trie, const char *text, size_t bytes,
-                        ft_gap_fn gap)
+int ft_token_trie_split(struct ft_encoder *encoder, const struct ft_token_trie *trie, const char *text,
+                        size_t bytes, ft_gap_fn gap)
 {
     const uint8_t *token_flags = encoder->tokenizer->vocabulary.token_flags;
     size_t done = 0, match_bytes = 0;
     for (size_t at = 0; at < bytes;) {
-        uint32_t id = trie->starts[(uint8_t)text[at]] ? match_longest(trie, text + at, bytes - at, &match_bytes) : FT_NONE;
+        uint32_t id = trie->starts[(uint8_t)text[at]]
+                          ? match_longest(trie, text + at, bytes - at, &match_bytes)
+                          : FT_NONE;
         if (id == FT_NONE) {
             at++;
             continue;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Byte pair encoding of one piece: a doubly linked list of symbols and a heap of possible merges, ordered by rank and
- * then by position. An entry goes stale when one of its symbols was merged meanwhile; it is then skipped when popped
- * (the pair now there makes another token), as the reference implementation does. O(n log n).
- * Source: Sennrich et al. 2016; the order of merges of the `tokenizers` library.
+ * Byte pair encoding of one piece: a doubly linked list of symbols and a heap of possible merges, ordered by
+ * rank and then by position. An entry goes stale when one of its symbols was merged meanwhile; it is then
+ * skipped when popped (the pair now there makes another token), as the reference implementation does. O(n log
+ * n). Source: Sennrich et al. 2016; the order of merges of the `tokenizers` library.
  */
 #include "io/tokenizer_internal.h"
 
@@ -19,7 +19,8 @@ static struct ft_merge *find_merge(const struct ft_bpe *bpe, uint64_t pair)
     return &bpe->merges[at];
 }
 
-int ft_bpe_init(struct ft_bpe *bpe, const struct ft_vocabulary *vocabulary, size_t merge_count, struct ft_error *err)
+int ft_bpe_init(struct ft_bpe *bpe, const struct ft_vocabulary *vocabulary, size_t merge_count,
+                struct ft_error *err)
 {
     memset(bpe, 0, sizeof *bpe);
     bpe->unk_id = FT_NONE;
@@ -82,8 +83,8 @@ static int reserve_symbols(struct ft_bpe_scratch *s, size_t count, struct ft_err
     return FT_OK;
 }
 
-/* The heap never outgrows 2 * symbols: it starts with one entry per neighbouring pair, and each of the fewer than
- * `symbols` merges takes one entry and puts at most two. */
+/* The heap never outgrows 2 * symbols: it starts with one entry per neighbouring pair, and each of the fewer
+ * than `symbols` merges takes one entry and puts at most two. */
 static void heap_push(struct ft_bpe_scratch *s, size_t *heap_count, uint64_t key, uint32_t id)
 {
     size_t at = (*heap_count)++;
@@ -133,7 +134,8 @@ static void merge_symbols(const struct ft_bpe *bpe, struct ft_bpe_scratch *s, ui
         uint32_t right = s->symbol_next[left];
         if (s->symbol_id[left] == FT_NONE || right == FT_NONE)
             continue;
-        const struct ft_merge *merge = find_merge(bpe, (uint64_t)s->symbol_id[left] << 32 | s->symbol_id[right]);
+        const struct ft_merge *merge =
+            find_merge(bpe, (uint64_t)s->symbol_id[left] << 32 | s->symbol_id[right]);
         if (merge->pair == UINT64_MAX || merge->id != id)
             continue; /* stale */
         uint32_t after = s->symbol_next[right], before = s->symbol_previous[left];
@@ -160,10 +162,11 @@ static int make_symbols(struct ft_encoder *encoder, const char *piece, size_t by
         uint32_t id = bpe->byte_ids[(uint8_t)piece[i]];
         bool unk = id == FT_NONE;
         if (unk && bpe->unk_id == FT_NONE)
-            return ft_error_set(encoder->err, FT_FORMAT,
-                                "byte 0x%02x of the text has no token in the vocabulary, and the model names no "
-                                "unk_token; remove it from the text or complete tokenizer.json",
-                                (uint8_t)piece[i]);
+            return ft_error_set(
+                encoder->err, FT_FORMAT,
+                "byte 0x%02x of the text has no token in the vocabulary, and the model names no "
+                "unk_token; remove it from the text or complete tokenizer.json",
+                (uint8_t)piece[i]);
         if (!unk || !after_unk || !bpe->fuse_unk) {
             s->symbol_id[count] = unk ? bpe->unk_id : id;
             s->symbol_previous[count] = count ? count - 1 : FT_NONE;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Unicode normalisation form C. utf8proc supplies decomposition and composition; the canonical ordering in between is
- * ours, because utf8proc's exchange sort takes quadratic time on a long run of combining marks (hostile text).
+ * Unicode normalisation form C. utf8proc supplies decomposition and composition; the canonical ordering in
+ * between is ours, because utf8proc's exchange sort takes quadratic time on a long run of combining marks
+ * (hostile text).
  */
 #include "io/tokenizer_internal.h"
 #include "io/utf8.h"
@@ -31,7 +32,7 @@ static void sort_run(int32_t *run, size_t count, int32_t *spare)
     size_t start[257] = {0};
     for (size_t i = 0; i < count; i++)
         start[combining_class(run[i]) + 1]++;
-    for (size_t class = 0; class < 256; class++)
+    for (size_t class = 0; class < 256; class ++)
         start[class + 1] += start[class];
     for (size_t i = 0; i < count; i++)
         spare[start[combining_class(run[i])]++] = run[i];
@@ -62,8 +63,8 @@ static size_t decompose(const char *text, size_t bytes, int32_t *chars, size_t c
     int boundary = 0;
     for (size_t at = 0; at < bytes; at += (size_t)ft_utf8_next(text + at, bytes - at)) {
         utf8proc_ssize_t room = (utf8proc_ssize_t)(capacity - count);
-        utf8proc_ssize_t n = utf8proc_decompose_char((int32_t)ft_utf8_codepoint(text + at), chars + count, room,
-                                                     UTF8PROC_DECOMPOSE | UTF8PROC_STABLE, &boundary);
+        utf8proc_ssize_t n = utf8proc_decompose_char((int32_t)ft_utf8_codepoint(text + at), chars + count,
+                                                     room, UTF8PROC_DECOMPOSE | UTF8PROC_STABLE, &boundary);
         if (n < 0 || n > room)
             return 0;
         count += (size_t)n;
@@ -94,7 +95,8 @@ int ft_normalize_nfc(const char *text, size_t bytes, char **out, size_t *out_byt
     *out = NULL;
     if (is_plain(text, bytes))
         return FT_OK;
-    /* A character of 2 bytes gives at most 3 code points, one of 3 bytes at most 4. Four more: utf8proc may write ahead. */
+    /* A character of 2 bytes gives at most 3 code points, one of 3 bytes at most 4. Four more: utf8proc may
+     * write ahead. */
     size_t capacity = 2 * bytes + 4;
     int32_t *chars = malloc(capacity * sizeof *chars);
     int32_t *spare = malloc(capacity * sizeof *spare);
@@ -102,8 +104,8 @@ int ft_normalize_nfc(const char *text, size_t bytes, char **out, size_t *out_byt
     if (status == FT_OK) {
         size_t count = decompose(text, bytes, chars, capacity);
         order_marks(chars, count, spare);
-        utf8proc_ssize_t composed = utf8proc_normalize_utf32(chars, (utf8proc_ssize_t)count,
-                                                             UTF8PROC_COMPOSE | UTF8PROC_STABLE);
+        utf8proc_ssize_t composed =
+            utf8proc_normalize_utf32(chars, (utf8proc_ssize_t)count, UTF8PROC_COMPOSE | UTF8PROC_STABLE);
         status = count == 0 || composed <= 0 ? FT_INTERNAL : encode(chars, (size_t)composed, out, out_bytes);
     }
     free(chars);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Cutting text into the pieces that BPE merges in. Each pre-tokenizer of the list cuts the pieces of the one before,
- * and sees nothing around a piece (look-ahead ends with it). Pieces go on depth first, so no list of them is kept.
+ * Cutting text into the pieces that BPE merges in. Each pre-tokenizer of the list cuts the pieces of the one
+ * before, and sees nothing around a piece (look-ahead ends with it). Pieces go on depth first, so no list of
+ * them is kept.
  */
 #include "io/tokenizer_internal.h"
 #include "io/utf8.h"
@@ -19,7 +20,8 @@ int ft_pretokenize_gpt2(struct ft_regex **out, struct ft_error *err)
 static int cut(struct ft_encoder *encoder, uint32_t step, const char *text, size_t bytes);
 
 /* Hands text[start, end) to the next step, unless it is what this step removes. */
-static int pass_on(struct ft_encoder *encoder, uint32_t step, const char *text, size_t start, size_t end, bool match)
+static int pass_on(struct ft_encoder *encoder, uint32_t step, const char *text, size_t start, size_t end,
+                   bool match)
 {
     const struct ft_split *split = &encoder->tokenizer->splits[step];
     if (start >= end || (split->removed && match != split->invert))
@@ -31,8 +33,10 @@ static int find_next(struct ft_encoder *encoder, const struct ft_split *split, c
                      size_t from, bool *found, size_t *start, size_t *end)
 {
     if (split->kind != FT_SPLIT_STRING)
-        return ft_regex_search(split->regex, &encoder->regex, text, bytes, from, found, start, end, encoder->err);
-    const char *hit = split->string_bytes ? memmem(text + from, bytes - from, split->string, split->string_bytes) : NULL;
+        return ft_regex_search(split->regex, &encoder->regex, text, bytes, from, found, start, end,
+                               encoder->err);
+    const char *hit =
+        split->string_bytes ? memmem(text + from, bytes - from, split->string, split->string_bytes) : NULL;
     *found = hit != NULL;
     if (hit) {
         *start = (size_t)(hit - text);
@@ -78,7 +82,8 @@ static int cut_byte_level(struct ft_encoder *encoder, uint32_t step, const char 
         memcpy(prefixed + 1, text, bytes++);
         text = prefixed;
     }
-    int status = split->regex ? cut_by_matches(encoder, step, text, bytes) : cut(encoder, step + 1, text, bytes);
+    int status =
+        split->regex ? cut_by_matches(encoder, step, text, bytes) : cut(encoder, step + 1, text, bytes);
     free(prefixed);
     return status;
 }

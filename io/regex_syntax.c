@@ -1,24 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tokenizer.json's patterns are Ruby's (Oniguruma with its default syntax). Most of it means the same to PCRE2. What
- * does not is rewritten here:
+ * tokenizer.json's patterns are Ruby's (Oniguruma with its default syntax). Most of it means the same to
+ * PCRE2. What does not is rewritten here:
  *
  *   \s \S   Unicode's White_Space (PCRE2 adds U+180E)
- *   \w \W   letters, letter numbers, marks, decimal digits, connectors (PCRE2 leaves marks and connectors out)
- *   \v      vertical tab (PCRE2: any vertical space)        \uHHHH   a code point
+ *   \w \W   letters, letter numbers, marks, decimal digits, connectors (PCRE2 leaves marks and connectors
+ * out) \v      vertical tab (PCRE2: any vertical space)        \uHHHH   a code point
  *
- * or refused by name, so that a pattern never silently cuts text differently: set operations and nested classes,
- * {n,m}+ (greedy twice in Ruby, possessive in PCRE2), options in mid-pattern, (?m), back references, verbs, recursion,
- * callouts, conditions and escapes outside of a known list.
+ * or refused by name, so that a pattern never silently cuts text differently: set operations and nested
+ * classes, {n,m}+ (greedy twice in Ruby, possessive in PCRE2), options in mid-pattern, (?m), back references,
+ * verbs, recursion, callouts, conditions and escapes outside of a known list.
  */
 #include "io/tokenizer_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define SPACES "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
-#define NOT_SPACES                                                                                                     \
-    "\\x{0}-\\x{8}\\x{e}-\\x{1f}!-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}\\x{200b}-\\x{2027}"       \
+#define SPACES                                                                                               \
+    "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
+#define NOT_SPACES                                                                                           \
+    "\\x{0}-\\x{8}\\x{e}-\\x{1f}!-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}\\x{200b}-\\x{"  \
+    "2027}"                                                                                                  \
     "\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}"
 #define WORDS "\\p{L}\\p{Nl}\\p{M}\\p{Nd}\\p{Pc}"
 
@@ -56,9 +58,10 @@ static void copy(struct translation *t, size_t bytes)
 
 static int refuse(struct translation *t, const char *what)
 {
-    return ft_error_set(t->err, FT_UNSUPPORTED,
-                        "the regular expression has %s at byte %zu, which this reader does not know: \"%.200s\"", what,
-                        t->at, t->pattern);
+    return ft_error_set(
+        t->err, FT_UNSUPPORTED,
+        "the regular expression has %s at byte %zu, which this reader does not know: \"%.200s\"", what, t->at,
+        t->pattern);
 }
 
 static bool ahead(const struct translation *t, const char *text)
@@ -120,7 +123,8 @@ static int translate_escape(struct translation *t)
             copy(t, c == 'x' ? 0 : 1);
     } else if (c != 0 && strchr("dDrntfabBAze", c))
         copy(t, 2);
-    else if ((uint8_t)c >= 0x80 || (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || !c) {
+    else if ((uint8_t)c >= 0x80 || (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') ||
+             (c >= 'a' && c <= 'z') || !c) {
         char what[] = "the escape \\?";
         what[sizeof what - 2] = (uint8_t)c < 0x20 || (uint8_t)c >= 0x7f ? '?' : c;
         return refuse(t, what);
@@ -153,7 +157,8 @@ static int translate_group(struct translation *t)
 {
     size_t start = t->at;
     t->at += 2;
-    if (ahead(t, ":") || ahead(t, "=") || ahead(t, "!") || ahead(t, ">") || ahead(t, "<=") || ahead(t, "<!")) {
+    if (ahead(t, ":") || ahead(t, "=") || ahead(t, "!") || ahead(t, ">") || ahead(t, "<=") ||
+        ahead(t, "<!")) {
         t->at = start;
         copy(t, 3);
         return FT_OK;
@@ -196,9 +201,10 @@ int ft_regex_translate(const char *pattern, size_t bytes, char **out, size_t *ou
 {
     *out = NULL;
     if (bytes > PATTERN_BYTES_MAX)
-        return ft_error_set(err, FT_LIMIT, "a regular expression has %zu bytes; at most %zu can be read", bytes,
-                            PATTERN_BYTES_MAX);
-    struct translation t = {.pattern = pattern, .bytes = bytes, .err = err, .out = malloc(GROWTH_MAX * bytes + 1)};
+        return ft_error_set(err, FT_LIMIT, "a regular expression has %zu bytes; at most %zu can be read",
+                            bytes, PATTERN_BYTES_MAX);
+    struct translation t = {
+        .pattern = pattern, .bytes = bytes, .err = err, .out = malloc(GROWTH_MAX * bytes + 1)};
     if (!t.out)
         return ft_error_set(err, FT_MEMORY, "no memory for a regular expression of %zu bytes", bytes);
     int status = FT_OK;

@@ -7,7 +7,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-static int read_stream(FILE *file, const char *path, size_t bytes_max, char **out, size_t *bytes, struct ft_error *err)
+static int read_stream(FILE *file, const char *path, size_t bytes_max, char **out, size_t *bytes,
+                       struct ft_error *err)
 {
     struct stat info;
     if (fstat(fileno(file), &info) != 0)
@@ -15,8 +16,8 @@ static int read_stream(FILE *file, const char *path, size_t bytes_max, char **ou
     if (!S_ISREG(info.st_mode))
         return ft_error_set(err, FT_IO, "%s is not a regular file", path);
     if ((uint64_t)info.st_size > bytes_max)
-        return ft_error_set(err, FT_LIMIT, "%s has %lld bytes; at most %zu are read", path, (long long)info.st_size,
-                            bytes_max);
+        return ft_error_set(err, FT_LIMIT, "%s has %lld bytes; at most %zu are read", path,
+                            (long long)info.st_size, bytes_max);
     size_t size = (size_t)info.st_size;
     char *text = malloc(size + 1);
     if (!text)

@@ -53,7 +53,8 @@ void ft_tokenizer_close(struct ft_tokenizer *tokenizer)
 int ft_encoder_push(struct ft_encoder *encoder, uint32_t id)
 {
     if (encoder->count == encoder->capacity) {
-        uint32_t want = encoder->capacity ? 2 * encoder->capacity : 64; /* ids <= bytes of text: no overflow */
+        uint32_t want =
+            encoder->capacity ? 2 * encoder->capacity : 64; /* ids <= bytes of text: no overflow */
         uint32_t *ids = realloc(encoder->ids, want * sizeof *ids);
         if (!ids)
             return ft_error_set(encoder->err, FT_MEMORY, "no memory for %u token ids", want);
@@ -71,8 +72,8 @@ static int encode_gap(struct ft_encoder *encoder, const char *text, size_t bytes
     char *normalized = NULL;
     if (tokenizer->nfc && ft_normalize_nfc(text, bytes, &normalized, &bytes, encoder->err) != FT_OK)
         return encoder->err->code;
-    int status =
-        ft_token_trie_split(encoder, &tokenizer->normalized, normalized ? normalized : text, bytes, ft_pretokenize);
+    int status = ft_token_trie_split(encoder, &tokenizer->normalized, normalized ? normalized : text, bytes,
+                                     ft_pretokenize);
     free(normalized);
     return status;
 }
@@ -93,8 +94,8 @@ static int encode_text(struct ft_encoder *encoder, const char *text, size_t byte
     return FT_OK;
 }
 
-int ft_tokenizer_encode(const struct ft_tokenizer *tokenizer, const char *text, size_t bytes, bool special_tokens,
-                        uint32_t **ids, uint32_t *count, struct ft_error *err)
+int ft_tokenizer_encode(const struct ft_tokenizer *tokenizer, const char *text, size_t bytes,
+                        bool special_tokens, uint32_t **ids, uint32_t *count, struct ft_error *err)
 {
     *ids = NULL;
     *count = 0;

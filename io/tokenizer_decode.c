@@ -12,11 +12,13 @@ static int check_id(const struct ft_tokenizer *tokenizer, uint32_t id, struct ft
     uint32_t count = tokenizer->vocabulary.count;
     if (id < count)
         return FT_OK;
-    return ft_error_set(err, FT_LIMIT, "token id %u is outside the tokenizer's vocabulary of %u tokens", id, count);
+    return ft_error_set(err, FT_LIMIT, "token id %u is outside the tokenizer's vocabulary of %u tokens", id,
+                        count);
 }
 
 /* What an id contributes; 0 bytes for one that is skipped or unknown. */
-static const char *token_text(const struct ft_tokenizer *tokenizer, uint32_t id, bool skip_special, uint32_t *bytes)
+static const char *token_text(const struct ft_tokenizer *tokenizer, uint32_t id, bool skip_special,
+                              uint32_t *bytes)
 {
     const char *text = ft_tokenizer_get_token_bytes(tokenizer, id, bytes);
     if (skip_special && ft_tokenizer_is_special(tokenizer, id))
@@ -24,8 +26,8 @@ static const char *token_text(const struct ft_tokenizer *tokenizer, uint32_t id,
     return text;
 }
 
-int ft_tokenizer_decode(const struct ft_tokenizer *tokenizer, const uint32_t *ids, uint32_t count, bool skip_special,
-                        char **text, size_t *bytes, struct ft_error *err)
+int ft_tokenizer_decode(const struct ft_tokenizer *tokenizer, const uint32_t *ids, uint32_t count,
+                        bool skip_special, char **text, size_t *bytes, struct ft_error *err)
 {
     uint32_t token_bytes;
     size_t raw_bytes = 0, held_bytes;
@@ -74,8 +76,8 @@ int ft_tokenizer_stream_begin(struct ft_tokenizer_stream *stream, const struct f
     return ft_error_set(err, FT_MEMORY, "no memory for a text stream of %zu bytes", 4 * raw_bytes);
 }
 
-int ft_tokenizer_stream_push(struct ft_tokenizer_stream *stream, uint32_t id, const char **text, size_t *bytes,
-                             struct ft_error *err)
+int ft_tokenizer_stream_push(struct ft_tokenizer_stream *stream, uint32_t id, const char **text,
+                             size_t *bytes, struct ft_error *err)
 {
     uint32_t token_bytes;
     size_t held_bytes;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the tokenizer's files share: the constant tables (struct ft_tokenizer) and the scratch of one encode call
- * (struct ft_encoder).
+ * What the tokenizer's files share: the constant tables (struct ft_tokenizer) and the scratch of one encode
+ * call (struct ft_encoder).
  *
  *   tokenizer_load.c   JSON -> tables          pretokenize.c    Split and ByteLevel: text -> pieces
- *   vocabulary.c       tokens by id and text   regex.c          PCRE2; regex_syntax.c: Ruby's syntax -> PCRE2's
- *   bpe.c              merges, piece -> ids    added_tokens.c   tries, matching
- *   normalize.c        NFC                     tokenizer.c      encode; tokenizer_decode.c: decode, stream
+ *   vocabulary.c       tokens by id and text   regex.c          PCRE2; regex_syntax.c: Ruby's syntax ->
+ * PCRE2's bpe.c              merges, piece -> ids    added_tokens.c   tries, matching normalize.c        NFC
+ * tokenizer.c      encode; tokenizer_decode.c: decode, stream
  *
  * Ownership: everything a struct points to belongs to it, unless marked "borrowed".
  */
@@ -37,7 +37,8 @@ struct ft_vocabulary {
     uint8_t *token_flags;   /* [count] enum ft_token_flags */
     char *pool;             /* [pool_capacity] */
     size_t pool_bytes, pool_capacity;
-    uint32_t *slots;     /* [slot_count] open addressing over ids, FT_NONE = empty; key = (bytes, literal or not) */
+    uint32_t
+        *slots; /* [slot_count] open addressing over ids, FT_NONE = empty; key = (bytes, literal or not) */
     uint32_t slot_count; /* a power of two, more than twice the tokens */
     uint32_t token_bytes_max;
 };
@@ -110,13 +111,15 @@ struct ft_encoder {
 /* vocabulary.c; `text` is a token as tokenizer.json writes it, `raw` its bytes. */
 int ft_vocabulary_init(struct ft_vocabulary *vocabulary, size_t token_count, struct ft_error *err);
 void ft_vocabulary_fini(struct ft_vocabulary *vocabulary);
-int ft_vocabulary_add(struct ft_vocabulary *vocabulary, const char *text, size_t bytes, uint32_t id, uint8_t flags,
-                      struct ft_error *err);
+int ft_vocabulary_add(struct ft_vocabulary *vocabulary, const char *text, size_t bytes, uint32_t id,
+                      uint8_t flags, struct ft_error *err);
 uint32_t ft_vocabulary_find(const struct ft_vocabulary *vocabulary, const char *text, size_t bytes);
-uint32_t ft_vocabulary_find_raw(const struct ft_vocabulary *vocabulary, const char *raw, size_t bytes, bool literal);
+uint32_t ft_vocabulary_find_raw(const struct ft_vocabulary *vocabulary, const char *raw, size_t bytes,
+                                bool literal);
 
 /* bpe.c; ranks are positions in the file, and a pair given twice keeps its last rank. */
-int ft_bpe_init(struct ft_bpe *bpe, const struct ft_vocabulary *vocabulary, size_t merge_count, struct ft_error *err);
+int ft_bpe_init(struct ft_bpe *bpe, const struct ft_vocabulary *vocabulary, size_t merge_count,
+                struct ft_error *err);
 void ft_bpe_fini(struct ft_bpe *bpe);
 void ft_bpe_add_merge(struct ft_bpe *bpe, uint32_t left, uint32_t right, uint32_t rank, uint32_t id);
 int ft_bpe_encode_piece(struct ft_encoder *encoder, const char *piece, size_t bytes);
@@ -128,17 +131,18 @@ void ft_token_trie_fini(struct ft_token_trie *trie);
 void ft_token_trie_add(struct ft_token_trie *trie, const char *text, size_t bytes, uint32_t id);
 typedef int (*ft_gap_fn)(struct ft_encoder *encoder, const char *text, size_t bytes);
 /* Appends the ids of the tokens found in text and hands the text between them to `gap`, in order. */
-int ft_token_trie_split(struct ft_encoder *encoder, const struct ft_token_trie *trie, const char *text, size_t bytes,
-                        ft_gap_fn gap);
+int ft_token_trie_split(struct ft_encoder *encoder, const struct ft_token_trie *trie, const char *text,
+                        size_t bytes, ft_gap_fn gap);
 
 /* regex.c, regex_syntax.c; patterns are in the Ruby syntax that tokenizer.json uses. */
 int ft_regex_compile(struct ft_regex **out, const char *pattern, size_t bytes, struct ft_error *err);
 void ft_regex_free(struct ft_regex *regex);
 /* Finds the first match in text[bytes] from `from` on; *found = false when there is none. */
-int ft_regex_search(const struct ft_regex *regex, struct ft_regex_scratch **scratch, const char *text, size_t bytes,
-                    size_t from, bool *found, size_t *start, size_t *end, struct ft_error *err);
+int ft_regex_search(const struct ft_regex *regex, struct ft_regex_scratch **scratch, const char *text,
+                    size_t bytes, size_t from, bool *found, size_t *start, size_t *end, struct ft_error *err);
 void ft_regex_scratch_free(struct ft_regex_scratch *scratch);
-int ft_regex_translate(const char *pattern, size_t bytes, char **out, size_t *out_bytes, struct ft_error *err);
+int ft_regex_translate(const char *pattern, size_t bytes, char **out, size_t *out_bytes,
+                       struct ft_error *err);
 
 /* pretokenize.c: cuts normalised text into pieces and appends their ids. */
 int ft_pretokenize_gpt2(struct ft_regex **out, struct ft_error *err); /* ByteLevel's own regex */
@@ -153,7 +157,8 @@ int ft_encoder_push(struct ft_encoder *encoder, uint32_t id);
 /* tokenizer_load.c; fills a zeroed tokenizer, which the caller closes on failure too. */
 int ft_tokenizer_load(struct ft_tokenizer *tokenizer, const char *json, size_t bytes, struct ft_error *err);
 
-/* text_file.c: a whole file, 0-terminated, malloc'ed for the caller. A missing file gives *out = NULL if `optional`. */
+/* text_file.c: a whole file, 0-terminated, malloc'ed for the caller. A missing file gives *out = NULL if
+ * `optional`. */
 int ft_text_file_read(const char *path, size_t bytes_max, bool optional, char **out, size_t *bytes,
                       struct ft_error *err);
 

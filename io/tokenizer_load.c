@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tokenizer.json -> the tables of struct ft_tokenizer. Everything in the file that would change ids and is not known
- * here is refused by name; what only concerns offsets, padding or truncation is passed over.
+ * tokenizer.json -> the tables of struct ft_tokenizer. Everything in the file that would change ids and is
+ * not known here is refused by name; what only concerns offsets, padding or truncation is passed over.
  */
 #include "io/tokenizer_internal.h"
 
@@ -19,10 +19,10 @@ static json_t *find_key(const json_t *object, const char *key)
 
 static const char *json_kind(const json_t *value)
 {
-    static const char *const names[] = {[JSON_OBJECT] = "an object", [JSON_ARRAY] = "an array",
-                                        [JSON_STRING] = "a string",  [JSON_INTEGER] = "an integer",
-                                        [JSON_REAL] = "a number",    [JSON_TRUE] = "true",
-                                        [JSON_FALSE] = "false",      [JSON_NULL] = "null"};
+    static const char *const names[] = {
+        [JSON_OBJECT] = "an object",   [JSON_ARRAY] = "an array", [JSON_STRING] = "a string",
+        [JSON_INTEGER] = "an integer", [JSON_REAL] = "a number",  [JSON_TRUE] = "true",
+        [JSON_FALSE] = "false",        [JSON_NULL] = "null"};
     return value ? names[json_typeof(value)] : "nothing";
 }
 
@@ -59,19 +59,23 @@ static int check_model(const json_t *model, struct ft_error *err)
         return wrong_kind("model", model, "an object", err);
     if (json_object_get(model, "type") && !is_type(model, "BPE"))
         return ft_error_set(err, FT_UNSUPPORTED,
-                            "the model is of type %.64s; only byte-level BPE tokenizers can be read", type_of(model));
+                            "the model is of type %.64s; only byte-level BPE tokenizers can be read",
+                            type_of(model));
     if (!json_is_object(json_object_get(model, "vocab")))
-        return wrong_kind("model.vocab", json_object_get(model, "vocab"), "an object of token: id (BPE)", err);
+        return wrong_kind("model.vocab", json_object_get(model, "vocab"), "an object of token: id (BPE)",
+                          err);
     if (!json_is_array(json_object_get(model, "merges")))
         return wrong_kind("model.merges", json_object_get(model, "merges"), "an array", err);
     if (read_bool(model, "byte_fallback", false, &byte_fallback, err) != FT_OK)
         return err->code;
     if (byte_fallback)
-        return ft_error_set(err, FT_UNSUPPORTED, "the model is BPE with byte_fallback (SentencePiece style); only "
-                                                 "byte-level BPE tokenizers can be read");
+        return ft_error_set(err, FT_UNSUPPORTED,
+                            "the model is BPE with byte_fallback (SentencePiece style); only "
+                            "byte-level BPE tokenizers can be read");
     const json_t *dropout = find_key(model, "dropout");
     if (dropout && json_number_value(dropout) != 0)
-        return ft_error_set(err, FT_UNSUPPORTED, "the model has dropout, which makes ids random; set it to null");
+        return ft_error_set(err, FT_UNSUPPORTED,
+                            "the model has dropout, which makes ids random; set it to null");
     static const char *const affixes[] = {"continuing_subword_prefix", "end_of_word_suffix"};
     for (size_t i = 0; i < 2; i++) {
         const json_t *affix = find_key(model, affixes[i]);
@@ -99,15 +103,16 @@ static int load_vocab(struct ft_tokenizer *tokenizer, json_t *vocab, size_t adde
     uint32_t id;
     if (ft_vocabulary_init(&tokenizer->vocabulary, json_object_size(vocab) + added_count, err) != FT_OK)
         return err->code;
-    json_object_foreach (vocab, token, value)
-        if (read_id(value, token, &id, err) != FT_OK ||
-            ft_vocabulary_add(&tokenizer->vocabulary, token, strlen(token), id, FT_TOKEN_MODEL, err) != FT_OK)
-            return err->code;
+    json_object_foreach(vocab, token,
+                        value) if (read_id(value, token, &id, err) != FT_OK ||
+                                   ft_vocabulary_add(&tokenizer->vocabulary, token, strlen(token), id,
+                                                     FT_TOKEN_MODEL, err) != FT_OK) return err->code;
     return FT_OK;
 }
 
 /* A merge is ["a", "b"], or "a b" with exactly one space. */
-static int split_merge(const json_t *merge, size_t rank, const char *text[2], size_t bytes[2], struct ft_error *err)
+static int split_merge(const json_t *merge, size_t rank, const char *text[2], size_t bytes[2],
+                       struct ft_error *err)
 {
     if (json_is_array(merge) && json_array_size(merge) == 2) {
         for (size_t i = 0; i < 2; i++) {
@@ -148,7 +153,8 @@ static int load_merge(struct ft_tokenizer *tokenizer, const json_t *merge, size_
     free(joined);
     for (size_t i = 0; i < 3; i++)
         if (id[i] == FT_NONE)
-            return ft_error_set(err, FT_FORMAT, "merge %zu (\"%.64s\" + \"%.64s\"): %s is not in the vocabulary", rank,
+            return ft_error_set(err, FT_FORMAT,
+                                "merge %zu (\"%.64s\" + \"%.64s\"): %s is not in the vocabulary", rank,
                                 text[0], text[1], i < 2 ? "a part" : "the merged token");
     ft_bpe_add_merge(&tokenizer->bpe, id[0], id[1], (uint32_t)rank, id[2]);
     return FT_OK;
@@ -215,13 +221,17 @@ static int read_added(const json_t *token, size_t index, struct added *a, struct
     return read_id(json_object_get(token, "id"), a->text, &a->id, err);
 }
 
-/* Two tries, special tokens first, so that of two tokens that normalise to the same text the special one is found. */
-static int build_tries(struct ft_tokenizer *tokenizer, const struct added *added, size_t count, struct ft_error *err)
+/* Two tries, special tokens first, so that of two tokens that normalise to the same text the special one is
+ * found. */
+static int build_tries(struct ft_tokenizer *tokenizer, const struct added *added, size_t count,
+                       struct ft_error *err)
 {
     char **normal = calloc(count + 1, sizeof *normal);
     size_t *normal_bytes = calloc(count + 1, sizeof *normal_bytes);
     size_t total[2] = {0, 0};
-    int status = normal && normal_bytes ? FT_OK : ft_error_set(err, FT_MEMORY, "no memory for %zu added tokens", count);
+    int status = normal && normal_bytes
+                     ? FT_OK
+                     : ft_error_set(err, FT_MEMORY, "no memory for %zu added tokens", count);
     for (size_t i = 0; status == FT_OK && i < count; i++) {
         normal_bytes[i] = added[i].bytes;
         if (added[i].normalized && tokenizer->nfc)
@@ -254,7 +264,8 @@ static int load_added(struct ft_tokenizer *tokenizer, const json_t *tokens, stru
     for (size_t i = 0; status == FT_OK && i < count; i++) {
         struct added *a = &added[i];
         status = read_added(json_array_get(tokens, i), i, a, err);
-        if (status != FT_OK || a->bytes == 0) /* an empty token can never be found; the reference ignores it too */
+        if (status != FT_OK ||
+            a->bytes == 0) /* an empty token can never be found; the reference ignores it too */
             continue;
         /* A token of the model keeps the model's id, whatever is written here, as in the reference. */
         uint32_t known = ft_vocabulary_find(&tokenizer->vocabulary, a->text, a->bytes);
@@ -272,8 +283,8 @@ static int load_added(struct ft_tokenizer *tokenizer, const json_t *tokens, stru
 
 /* Calls `one` for a component, or for each component of a Sequence (which nests no deeper than 4). */
 typedef int (*component_fn)(struct ft_tokenizer *tokenizer, const json_t *component, struct ft_error *err);
-static int for_each(struct ft_tokenizer *tokenizer, const json_t *component, const char *what, const char *list_key,
-                    component_fn one, int depth, struct ft_error *err)
+static int for_each(struct ft_tokenizer *tokenizer, const json_t *component, const char *what,
+                    const char *list_key, component_fn one, int depth, struct ft_error *err)
 {
     if (!component || json_is_null(component))
         return FT_OK;
@@ -308,7 +319,8 @@ static int load_split(struct ft_split *split, const json_t *component, struct ft
     const char *behavior = json_string_value(json_object_get(component, "behavior"));
     split->removed = behavior && strcmp(behavior, "Removed") == 0;
     if (!behavior || (!split->removed && strcmp(behavior, "Isolated") != 0))
-        return ft_error_set(err, FT_UNSUPPORTED, "a Split has the behavior %.64s; Isolated and Removed can be used",
+        return ft_error_set(err, FT_UNSUPPORTED,
+                            "a Split has the behavior %.64s; Isolated and Removed can be used",
                             behavior ? behavior : "?");
     if (read_bool(component, "invert", false, &split->invert, err) != FT_OK)
         return err->code;
@@ -317,7 +329,8 @@ static int load_split(struct ft_split *split, const json_t *component, struct ft
         return ft_regex_compile(&split->regex, json_string_value(regex), json_string_length(regex), err);
     }
     if (!json_is_string(string))
-        return ft_error_set(err, FT_FORMAT, "the pattern of a Split is neither {\"Regex\": ...} nor {\"String\": ...}");
+        return ft_error_set(err, FT_FORMAT,
+                            "the pattern of a Split is neither {\"Regex\": ...} nor {\"String\": ...}");
     split->kind = FT_SPLIT_STRING;
     split->string_bytes = json_string_length(string);
     split->string = malloc(split->string_bytes + 1);
@@ -341,7 +354,8 @@ static int load_pre_tokenizer(struct ft_tokenizer *tokenizer, const json_t *comp
     if (is_type(component, "Split"))
         return load_split(split, component, err);
     if (!is_type(component, "ByteLevel"))
-        return ft_error_set(err, FT_UNSUPPORTED, "the pre-tokenizer is of type %.64s; Split and ByteLevel can be used",
+        return ft_error_set(err, FT_UNSUPPORTED,
+                            "the pre-tokenizer is of type %.64s; Split and ByteLevel can be used",
                             type_of(component));
     split->kind = FT_SPLIT_BYTE_LEVEL;
     if (read_bool(component, "add_prefix_space", true, &split->add_prefix_space, err) != FT_OK ||
@@ -355,7 +369,8 @@ static int load_decoder(struct ft_tokenizer *tokenizer, const json_t *decoder, s
     (void)tokenizer;
     if (is_type(decoder, "ByteLevel"))
         return FT_OK;
-    return ft_error_set(err, FT_UNSUPPORTED, "the decoder is of type %.64s; ByteLevel can be used", type_of(decoder));
+    return ft_error_set(err, FT_UNSUPPORTED, "the decoder is of type %.64s; ByteLevel can be used",
+                        type_of(decoder));
 }
 
 /* ByteLevel only moves offsets; TemplateProcessing may name a token before the text. */
@@ -364,16 +379,19 @@ static int load_post_processor(struct ft_tokenizer *tokenizer, const json_t *pro
     if (is_type(processor, "ByteLevel"))
         return FT_OK;
     if (!is_type(processor, "TemplateProcessing"))
-        return ft_error_set(err, FT_UNSUPPORTED,
-                            "the post_processor is of type %.64s; ByteLevel and TemplateProcessing can be used",
-                            type_of(processor));
+        return ft_error_set(
+            err, FT_UNSUPPORTED,
+            "the post_processor is of type %.64s; ByteLevel and TemplateProcessing can be used",
+            type_of(processor));
     const json_t *first = json_array_get(json_object_get(processor, "single"), 0);
     const json_t *name = json_object_get(json_object_get(first, "SpecialToken"), "id");
     if (!json_is_string(name))
         return FT_OK;
-    tokenizer->bos_id = ft_vocabulary_find(&tokenizer->vocabulary, json_string_value(name), json_string_length(name));
+    tokenizer->bos_id =
+        ft_vocabulary_find(&tokenizer->vocabulary, json_string_value(name), json_string_length(name));
     if (tokenizer->bos_id == FT_NONE)
-        return ft_error_set(err, FT_FORMAT, "the post_processor puts \"%.64s\" before a text, which is not a token",
+        return ft_error_set(err, FT_FORMAT,
+                            "the post_processor puts \"%.64s\" before a text, which is not a token",
                             json_string_value(name));
     return FT_OK;
 }
@@ -385,16 +403,18 @@ static int load_parts(struct ft_tokenizer *tokenizer, const json_t *root, struct
         return err->code;
     if (added && !json_is_array(added))
         return wrong_kind("added_tokens", added, "an array", err);
-    if (for_each(tokenizer, json_object_get(root, "normalizer"), "normalizer", "normalizers", load_normalizer, 0,
-                 err) != FT_OK ||
+    if (for_each(tokenizer, json_object_get(root, "normalizer"), "normalizer", "normalizers", load_normalizer,
+                 0, err) != FT_OK ||
         for_each(tokenizer, json_object_get(root, "pre_tokenizer"), "pre_tokenizer", "pretokenizers",
                  load_pre_tokenizer, 0, err) != FT_OK ||
-        for_each(tokenizer, json_object_get(root, "decoder"), "decoder", "decoders", load_decoder, 0, err) != FT_OK)
+        for_each(tokenizer, json_object_get(root, "decoder"), "decoder", "decoders", load_decoder, 0, err) !=
+            FT_OK)
         return err->code;
     uint32_t splits = tokenizer->split_count;
     if (!splits || tokenizer->splits[splits - 1].kind != FT_SPLIT_BYTE_LEVEL)
-        return ft_error_set(err, FT_UNSUPPORTED,
-                            "the pre_tokenizer does not end with ByteLevel; only byte-level BPE tokenizers can be read");
+        return ft_error_set(
+            err, FT_UNSUPPORTED,
+            "the pre_tokenizer does not end with ByteLevel; only byte-level BPE tokenizers can be read");
     if (load_vocab(tokenizer, json_object_get(model, "vocab"), json_array_size(added), err) != FT_OK ||
         load_merges(tokenizer, model, err) != FT_OK || load_added(tokenizer, added, err) != FT_OK)
         return err->code;
@@ -409,8 +429,8 @@ int ft_tokenizer_load(struct ft_tokenizer *tokenizer, const char *json, size_t b
     json_t *root = json_loadb(json, bytes, JSON_ALLOW_NUL, &where);
     if (!root)
         return ft_error_set(err, FT_FORMAT, "is not JSON: line %d: %s", where.line, where.text);
-    int status =
-        json_is_object(root) ? load_parts(tokenizer, root, err) : wrong_kind("the file", root, "an object", err);
+    int status = json_is_object(root) ? load_parts(tokenizer, root, err)
+                                      : wrong_kind("the file", root, "an object", err);
     json_decref(root);
     return status;
 }

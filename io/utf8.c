@@ -58,7 +58,8 @@ uint32_t ft_utf8_codepoint(const char *text)
         return (uint32_t)(s[0] & 0x1f) << 6 | (s[1] & 0x3f);
     if (s[0] < 0xf0)
         return (uint32_t)(s[0] & 0x0f) << 12 | (uint32_t)(s[1] & 0x3f) << 6 | (s[2] & 0x3f);
-    return (uint32_t)(s[0] & 0x07) << 18 | (uint32_t)(s[1] & 0x3f) << 12 | (uint32_t)(s[2] & 0x3f) << 6 | (s[3] & 0x3f);
+    return (uint32_t)(s[0] & 0x07) << 18 | (uint32_t)(s[1] & 0x3f) << 12 | (uint32_t)(s[2] & 0x3f) << 6 |
+           (s[3] & 0x3f);
 }
 
 size_t ft_utf8_previous(const char *text, size_t end)
@@ -95,5 +96,6 @@ size_t ft_utf8_copy_lossy(const char *text, size_t bytes, bool final, char *out,
 bool ft_utf8_is_space(uint32_t c)
 {
     return (c >= 0x09 && c <= 0x0d) || c == 0x20 || c == 0x85 || c == 0xa0 || c == 0x1680 ||
-           (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
+           (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f ||
+           c == 0x3000;
 }

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * UTF-8 as the Unicode standard defines it (table 3-7: no overlong forms, no surrogates, nothing above U+10FFFF).
+ * UTF-8 as the Unicode standard defines it (table 3-7: no overlong forms, no surrogates, nothing above
+ * U+10FFFF).
  *
- * An ill-formed sequence is cut by the standard's "maximal subpart" practice, so that replacing each cut by one
- * U+FFFD gives what browsers and the field's reference tokenizers give. Pure functions; no allocation, any thread.
+ * An ill-formed sequence is cut by the standard's "maximal subpart" practice, so that replacing each cut by
+ * one U+FFFD gives what browsers and the field's reference tokenizers give. Pure functions; no allocation,
+ * any thread.
  */
 #ifndef FT_IO_UTF8_H
 #define FT_IO_UTF8_H

@@ -7,8 +7,9 @@
 #include <string.h>
 
 /*
- * GPT-2's alphabet writes each byte as one printable character: printable Latin-1 stands for itself, and the other 68
- * bytes, in order, are U+0100 onwards. Returns the byte, or -1 for a character outside of the alphabet.
+ * GPT-2's alphabet writes each byte as one printable character: printable Latin-1 stands for itself, and the
+ * other 68 bytes, in order, are U+0100 onwards. Returns the byte, or -1 for a character outside of the
+ * alphabet.
  */
 static int byte_of_codepoint(uint32_t c)
 {
@@ -20,7 +21,8 @@ static int byte_of_codepoint(uint32_t c)
     return n <= 0x20 ? (int)n : n <= 0x42 ? (int)(n - 0x21 + 0x7f) : 0xad;
 }
 
-/* Writes the raw bytes of a token to `raw` (at most `bytes`); true when it is literal, that is, taken as written. */
+/* Writes the raw bytes of a token to `raw` (at most `bytes`); true when it is literal, that is, taken as
+ * written. */
 static bool undo_alphabet(const char *text, size_t bytes, char *raw, size_t *raw_bytes)
 {
     size_t written = 0;
@@ -54,8 +56,9 @@ static uint32_t *find_slot(const struct ft_vocabulary *v, const char *raw, size_
     uint32_t at = hash_bytes(raw, bytes, literal) & (v->slot_count - 1);
     for (;; at = (at + 1) & (v->slot_count - 1)) {
         uint32_t id = v->slots[at];
-        if (id == FT_NONE || (v->token_bytes[id] == bytes && !!(v->token_flags[id] & FT_TOKEN_LITERAL) == literal &&
-                              memcmp(v->pool + v->token_offset[id], raw, bytes) == 0))
+        if (id == FT_NONE ||
+            (v->token_bytes[id] == bytes && !!(v->token_flags[id] & FT_TOKEN_LITERAL) == literal &&
+             memcmp(v->pool + v->token_offset[id], raw, bytes) == 0))
             return &v->slots[at];
     }
 }
@@ -64,8 +67,8 @@ int ft_vocabulary_init(struct ft_vocabulary *v, size_t token_count, struct ft_er
 {
     memset(v, 0, sizeof *v);
     if (token_count > FT_TOKENIZER_VOCAB_MAX)
-        return ft_error_set(err, FT_LIMIT, "the vocabulary has %zu tokens; at most %u can be read", token_count,
-                            FT_TOKENIZER_VOCAB_MAX);
+        return ft_error_set(err, FT_LIMIT, "the vocabulary has %zu tokens; at most %u can be read",
+                            token_count, FT_TOKENIZER_VOCAB_MAX);
     v->slot_count = 16;
     while (v->slot_count <= 2 * token_count)
         v->slot_count *= 2;
@@ -146,7 +149,8 @@ int ft_vocabulary_add(struct ft_vocabulary *v, const char *text, size_t bytes, u
     if (*slot != FT_NONE)
         return ft_error_set(err, FT_FORMAT, "token \"%.64s\" has two ids, %u and %u", text, *slot, id);
     if (v->token_flags[id])
-        return ft_error_set(err, FT_FORMAT, "id %u belongs to two tokens, the second one is \"%.64s\"", id, text);
+        return ft_error_set(err, FT_FORMAT, "id %u belongs to two tokens, the second one is \"%.64s\"", id,
+                            text);
     *slot = id;
     v->token_offset[id] = (uint32_t)v->pool_bytes;
     v->token_bytes[id] = (uint32_t)raw_bytes;

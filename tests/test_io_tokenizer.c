@@ -39,12 +39,13 @@ static void show_ids(const char *what, const uint32_t *ids, uint32_t count)
     fprintf(stderr, "\n");
 }
 
-static void check_encode(const struct ft_tokenizer *tokenizer, const json_t *text, bool special, const json_t *wanted)
+static void check_encode(const struct ft_tokenizer *tokenizer, const json_t *text, bool special,
+                         const json_t *wanted)
 {
     struct ft_error err = {0};
     uint32_t *ids, count;
-    CHECK_OK(ft_tokenizer_encode(tokenizer, json_string_value(text), json_string_length(text), special, &ids, &count,
-                                 &err),
+    CHECK_OK(ft_tokenizer_encode(tokenizer, json_string_value(text), json_string_length(text), special, &ids,
+                                 &count, &err),
              &err);
     bool equal = equal_ids(ids, count, wanted);
     CHECK(equal);
@@ -110,7 +111,8 @@ TEST(every_reference_vector_is_equal)
             uint32_t count, *ids = read_ids(json_object_get(v, "ids"), &count);
             check_encode(tokenizer, text, true, json_object_get(v, "ids"));
             check_encode(tokenizer, text, false, json_object_get(v, "ids_special_as_text"));
-            check_decode(tokenizer, ids, count, false, json_string_value(decoded), json_string_length(decoded));
+            check_decode(tokenizer, ids, count, false, json_string_value(decoded),
+                         json_string_length(decoded));
             check_decode(tokenizer, ids, count, true, json_string_value(skip), json_string_length(skip));
             free(ids);
         }
@@ -177,7 +179,10 @@ TEST(any_bytes_survive_encoding)
 {
     struct ft_tokenizer *gpt2 = open_fixture("gpt2"), *qwen2 = open_fixture("qwen2");
     REQUIRE(gpt2 && qwen2);
-    check_bytes_survive(gpt2, "a\xff\xfe" "b \xc3", 6);
+    check_bytes_survive(gpt2,
+                        "a\xff\xfe"
+                        "b \xc3",
+                        6);
     check_bytes_survive(gpt2, "\xed\xa0\x80\xf4\x90\x80\x80\xc0\x80<|im_end|>\xe2\x82", 21);
     check_bytes_survive(gpt2, "\0\0a\0", 4);
     for (int round = 0; round < 2000; round++) {
@@ -249,7 +254,8 @@ TEST(ids_outside_the_vocabulary_are_named)
                 "token id 1502 is outside the tokenizer's vocabulary of 1502", &err);
     CHECK(text == NULL);
     CHECK_OK(ft_tokenizer_stream_begin(&stream, tokenizer, false, &err), &err);
-    CHECK_FAILS(ft_tokenizer_stream_push(&stream, FT_NONE, &part, &bytes, &err), FT_LIMIT, "4294967295", &err);
+    CHECK_FAILS(ft_tokenizer_stream_push(&stream, FT_NONE, &part, &bytes, &err), FT_LIMIT, "4294967295",
+                &err);
     ft_tokenizer_stream_end(&stream);
     ft_tokenizer_close(tokenizer);
 }
@@ -264,8 +270,24 @@ static double now_s(void)
 /* Quadratic behaviour would take minutes; the bound leaves room for sanitizers on a busy machine. */
 TEST(long_texts_of_every_kind_finish_quickly)
 {
-    static const char *const units[] = {"a", " ", "\n", " \n", "ab", "1", "A", "!", "<", "<|im_start|>", "\xff",
-                                        "\xcc\x81\xcc\x96", "\xe4\xb8\x80", " x", "'", "\xcc\x81", "\t", "aA"};
+    static const char *const units[] = {"a",
+                                        " ",
+                                        "\n",
+                                        " \n",
+                                        "ab",
+                                        "1",
+                                        "A",
+                                        "!",
+                                        "<",
+                                        "<|im_start|>",
+                                        "\xff",
+                                        "\xcc\x81\xcc\x96",
+                                        "\xe4\xb8\x80",
+                                        " x",
+                                        "'",
+                                        "\xcc\x81",
+                                        "\t",
+                                        "aA"};
     const size_t bytes = (size_t)1 << 20;
     char *text = malloc(bytes);
     for (size_t f = 0; f < FIXTURE_COUNT; f++) {
@@ -328,11 +350,12 @@ TEST(many_threads_encode_with_one_tokenizer)
 }
 
 /*
- * A tiny tokenizer by hand. Vocabulary: the bytes a-d, space (\u0120), an apostrophe, and merges as given; keys that a
- * case sets replace these.
+ * A tiny tokenizer by hand. Vocabulary: the bytes a-d, space (\u0120), an apostrophe, and merges as given;
+ * keys that a case sets replace these.
  */
 #define PIECES "\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false}"
-#define VOCAB "\"vocab\": {\"a\": 0, \"b\": 1, \"c\": 2, \"d\": 3, \"\\u0120\": 4, \"ab\": 5, \"bc\": 6, \"abc\": 7}"
+#define VOCAB                                                                                                \
+    "\"vocab\": {\"a\": 0, \"b\": 1, \"c\": 2, \"d\": 3, \"\\u0120\": 4, \"ab\": 5, \"bc\": 6, \"abc\": 7}"
 #define MODEL "\"model\": {\"type\": \"BPE\", " VOCAB ", \"merges\": [\"b c\", [\"a\", \"b\"], \"a bc\"]}"
 
 static struct ft_tokenizer *parse(const char *json)
@@ -344,7 +367,8 @@ static struct ft_tokenizer *parse(const char *json)
 }
 
 /* Checks the ids of a text, given as text: "5 2". */
-static void check_tiny(const struct ft_tokenizer *tokenizer, const char *text, bool special, const char *wanted)
+static void check_tiny(const struct ft_tokenizer *tokenizer, const char *text, bool special,
+                       const char *wanted)
 {
     struct ft_error err = {0};
     uint32_t *ids = NULL, count = 0;
@@ -363,7 +387,7 @@ TEST(merges_go_by_rank_and_then_from_the_left)
 {
     struct ft_tokenizer *tokenizer = parse("{" PIECES "," MODEL "}");
     REQUIRE(tokenizer);
-    check_tiny(tokenizer, "abc", true, "7");    /* b c, then a bc */
+    check_tiny(tokenizer, "abc", true, "7"); /* b c, then a bc */
     check_tiny(tokenizer, "ab", true, "5");
     check_tiny(tokenizer, "abab", true, "5 5");
     check_tiny(tokenizer, "abcd abc", true, "7 3 4 7");
@@ -387,8 +411,9 @@ TEST(bytes_without_a_token_become_unk_or_are_named)
     struct ft_tokenizer *plain = parse("{" PIECES "," MODEL "}");
     struct ft_tokenizer *unk =
         parse("{" PIECES ", \"model\": {\"unk_token\": \"d\", " VOCAB ", \"merges\": [\"a b\"]}}");
-    struct ft_tokenizer *fused = parse("{" PIECES ", \"model\": {\"unk_token\": \"d\", \"fuse_unk\": true, " VOCAB
-                                       ", \"merges\": [\"a b\"]}}");
+    struct ft_tokenizer *fused =
+        parse("{" PIECES ", \"model\": {\"unk_token\": \"d\", \"fuse_unk\": true, " VOCAB
+              ", \"merges\": [\"a b\"]}}");
     REQUIRE(plain && unk && fused);
     CHECK_FAILS(ft_tokenizer_encode(plain, "abz", 3, true, &ids, &count, &err), FT_FORMAT, "byte 0x7a", &err);
     CHECK(ids == NULL && count == 0);
@@ -414,14 +439,14 @@ TEST(prefix_space_is_added_once_to_each_text)
 
 TEST(added_tokens_follow_their_flags)
 {
-    struct ft_tokenizer *tokenizer = parse(
-        "{" PIECES "," MODEL ", \"added_tokens\": ["
-        "{\"id\": 10, \"content\": \"ca\", \"special\": true},"
-        "{\"id\": 11, \"content\": \"cab\", \"normalized\": false},"
-        "{\"id\": 12, \"content\": \"dd\", \"single_word\": true},"
-        "{\"id\": 13, \"content\": \"<l>\", \"lstrip\": true, \"special\": true},"
-        "{\"id\": 14, \"content\": \"<r>\", \"rstrip\": true, \"special\": true},"
-        "{\"id\": 15, \"content\": \"\", \"special\": true}]}");
+    struct ft_tokenizer *tokenizer =
+        parse("{" PIECES "," MODEL ", \"added_tokens\": ["
+              "{\"id\": 10, \"content\": \"ca\", \"special\": true},"
+              "{\"id\": 11, \"content\": \"cab\", \"normalized\": false},"
+              "{\"id\": 12, \"content\": \"dd\", \"single_word\": true},"
+              "{\"id\": 13, \"content\": \"<l>\", \"lstrip\": true, \"special\": true},"
+              "{\"id\": 14, \"content\": \"<r>\", \"rstrip\": true, \"special\": true},"
+              "{\"id\": 15, \"content\": \"\", \"special\": true}]}");
     REQUIRE(tokenizer);
     check_tiny(tokenizer, "cac", true, "10 2");
     check_tiny(tokenizer, "cac", false, "2 0 2"); /* special tokens are text */
@@ -437,9 +462,10 @@ TEST(added_tokens_follow_their_flags)
 
 TEST(split_removes_isolates_and_inverts)
 {
-#define SPLIT(pattern, behavior, invert)                                                                               \
-    "{\"pre_tokenizer\": {\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"pattern\": " pattern     \
-    ", \"behavior\": \"" behavior "\", \"invert\": " invert "}, {\"type\": \"ByteLevel\", \"add_prefix_space\": "      \
+#define SPLIT(pattern, behavior, invert)                                                                     \
+    "{\"pre_tokenizer\": {\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", "                \
+    "\"pattern\": " pattern ", \"behavior\": \"" behavior "\", \"invert\": " invert                          \
+    "}, {\"type\": \"ByteLevel\", \"add_prefix_space\": "                                                    \
     "false, \"use_regex\": false}]}," MODEL "}"
     static const struct {
         const char *json, *wanted;
@@ -462,7 +488,8 @@ TEST(bos_of_the_template_is_told_and_not_added)
 {
     struct ft_tokenizer *tokenizer = parse(
         "{" PIECES "," MODEL ", \"post_processor\": {\"type\": \"Sequence\", \"processors\": [{\"type\": "
-        "\"ByteLevel\"}, {\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": \"abc\", "
+        "\"ByteLevel\"}, {\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": "
+        "\"abc\", "
         "\"type_id\": 0}}, {\"Sequence\": {\"id\": \"A\", \"type_id\": 0}}]}]}}");
     REQUIRE(tokenizer);
     CHECK_EQ(ft_tokenizer_find_bos(tokenizer), 7);
@@ -481,21 +508,26 @@ static void check_refused(const char *json, int status, const char *text)
 TEST(other_kinds_of_tokenizers_are_refused_by_name)
 {
     check_refused("{" PIECES ", \"model\": {\"type\": \"WordPiece\"}}", FT_UNSUPPORTED, "WordPiece");
-    check_refused("{" PIECES ", \"model\": {\"type\": \"Unigram\", \"vocab\": []}}", FT_UNSUPPORTED, "Unigram");
-    check_refused("{" PIECES ", \"model\": {" VOCAB ", \"merges\": [], \"byte_fallback\": true}}", FT_UNSUPPORTED,
-                  "byte_fallback");
-    check_refused("{" PIECES ", \"model\": {" VOCAB ", \"merges\": [], \"dropout\": 0.1}}", FT_UNSUPPORTED, "dropout");
+    check_refused("{" PIECES ", \"model\": {\"type\": \"Unigram\", \"vocab\": []}}", FT_UNSUPPORTED,
+                  "Unigram");
+    check_refused("{" PIECES ", \"model\": {" VOCAB ", \"merges\": [], \"byte_fallback\": true}}",
+                  FT_UNSUPPORTED, "byte_fallback");
+    check_refused("{" PIECES ", \"model\": {" VOCAB ", \"merges\": [], \"dropout\": 0.1}}", FT_UNSUPPORTED,
+                  "dropout");
     check_refused("{" PIECES ", \"model\": {" VOCAB ", \"merges\": [], \"end_of_word_suffix\": \"</w>\"}}",
                   FT_UNSUPPORTED, "end_of_word_suffix");
-    check_refused("{" PIECES "," MODEL ", \"normalizer\": {\"type\": \"Lowercase\"}}", FT_UNSUPPORTED, "Lowercase");
-    check_refused("{" PIECES "," MODEL ", \"decoder\": {\"type\": \"Metaspace\"}}", FT_UNSUPPORTED, "Metaspace");
-    check_refused("{" PIECES "," MODEL ", \"post_processor\": {\"type\": \"BertProcessing\"}}", FT_UNSUPPORTED,
-                  "BertProcessing");
+    check_refused("{" PIECES "," MODEL ", \"normalizer\": {\"type\": \"Lowercase\"}}", FT_UNSUPPORTED,
+                  "Lowercase");
+    check_refused("{" PIECES "," MODEL ", \"decoder\": {\"type\": \"Metaspace\"}}", FT_UNSUPPORTED,
+                  "Metaspace");
+    check_refused("{" PIECES "," MODEL ", \"post_processor\": {\"type\": \"BertProcessing\"}}",
+                  FT_UNSUPPORTED, "BertProcessing");
     check_refused("{" MODEL "}", FT_UNSUPPORTED, "ByteLevel");
     check_refused("{\"pre_tokenizer\": {\"type\": \"Whitespace\"}," MODEL "}", FT_UNSUPPORTED, "Whitespace");
-    check_refused("{\"pre_tokenizer\": {\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"ByteLevel\"}, "
-                  "{\"type\": \"ByteLevel\"}]}," MODEL "}",
-                  FT_UNSUPPORTED, "after ByteLevel");
+    check_refused(
+        "{\"pre_tokenizer\": {\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"ByteLevel\"}, "
+        "{\"type\": \"ByteLevel\"}]}," MODEL "}",
+        FT_UNSUPPORTED, "after ByteLevel");
 }
 
 TEST(regular_expressions_that_mean_something_else_are_refused)
@@ -531,21 +563,27 @@ TEST(hostile_files_get_a_clear_error)
     check_refused("{\"model\": {\"vocab\": [], \"merges\": []}}", FT_FORMAT, "model.vocab is an array");
     check_refused("{\"model\": {\"vocab\": {}}}", FT_FORMAT, "model.merges is nothing");
     check_refused("{" PIECES ", \"model\": {\"vocab\": {\"a\": -1}, \"merges\": []}}", FT_FORMAT, "\"a\"");
-    check_refused("{" PIECES ", \"model\": {\"vocab\": {\"a\": 4294967295}, \"merges\": []}}", FT_LIMIT, "2097151");
-    check_refused("{" PIECES ", \"model\": {\"vocab\": {\"a\": 2097152}, \"merges\": []}}", FT_LIMIT, "2097152");
+    check_refused("{" PIECES ", \"model\": {\"vocab\": {\"a\": 4294967295}, \"merges\": []}}", FT_LIMIT,
+                  "2097151");
+    check_refused("{" PIECES ", \"model\": {\"vocab\": {\"a\": 2097152}, \"merges\": []}}", FT_LIMIT,
+                  "2097152");
     check_refused("{" PIECES ", \"model\": {\"vocab\": {\"a\": 0, \"b\": 0}, \"merges\": []}}", FT_FORMAT,
                   "two tokens");
     check_refused("{" PIECES ", \"model\": {" VOCAB ", \"merges\": [\"a b c\"]}}", FT_FORMAT, "merge 0");
-    check_refused("{" PIECES ", \"model\": {" VOCAB ", \"merges\": [\"a b\", [\"a\"]]}}", FT_FORMAT, "merge 1");
-    check_refused("{" PIECES ", \"model\": {" VOCAB ", \"merges\": [\"a d\"]}}", FT_FORMAT, "the merged token");
+    check_refused("{" PIECES ", \"model\": {" VOCAB ", \"merges\": [\"a b\", [\"a\"]]}}", FT_FORMAT,
+                  "merge 1");
+    check_refused("{" PIECES ", \"model\": {" VOCAB ", \"merges\": [\"a d\"]}}", FT_FORMAT,
+                  "the merged token");
     check_refused("{" PIECES ", \"model\": {" VOCAB ", \"merges\": [\"a z\"]}}", FT_FORMAT, "a part");
     check_refused("{" PIECES "," MODEL ", \"added_tokens\": [7]}", FT_FORMAT, "added_tokens[0].content");
     check_refused("{" PIECES "," MODEL ", \"added_tokens\": [{\"id\": 0, \"content\": \"<x>\"}]}", FT_FORMAT,
                   "two tokens");
     check_refused("{" PIECES "," MODEL ", \"added_tokens\": [{\"content\": \"<x>\"}]}", FT_FORMAT, "<x>");
-    check_refused("{" PIECES "," MODEL ", \"added_tokens\": [{\"id\": 9, \"content\": \"x\", \"lstrip\": 1}]}",
+    check_refused("{" PIECES "," MODEL
+                  ", \"added_tokens\": [{\"id\": 9, \"content\": \"x\", \"lstrip\": 1}]}",
                   FT_FORMAT, "added_tokens[0]: lstrip");
-    CHECK_FAILS(ft_tokenizer_open(&tokenizer, "/nonexistent/tokenizer.json", &err), FT_IO, "/nonexistent", &err);
+    CHECK_FAILS(ft_tokenizer_open(&tokenizer, "/nonexistent/tokenizer.json", &err), FT_IO, "/nonexistent",
+                &err);
     CHECK_FAILS(ft_tokenizer_open(&tokenizer, "/", &err), FT_IO, "not a regular file", &err);
     CHECK(tokenizer == NULL);
 }
@@ -563,14 +601,16 @@ TEST(an_explosive_regular_expression_gives_up)
     ft_tokenizer_close(tokenizer);
 }
 
-TEST_MAIN(RUN(every_reference_vector_is_equal) RUN(prompts_and_answers_of_the_small_model_are_equal)
-              RUN(any_bytes_survive_encoding) RUN(stream_never_cuts_a_character_and_replaces_what_is_ill_formed)
-                  RUN(ids_outside_the_vocabulary_are_named) RUN(long_texts_of_every_kind_finish_quickly)
-                      RUN(many_threads_encode_with_one_tokenizer) RUN(merges_go_by_rank_and_then_from_the_left)
-                          RUN(ignore_merges_takes_whole_pieces_first) RUN(bytes_without_a_token_become_unk_or_are_named)
-                              RUN(prefix_space_is_added_once_to_each_text) RUN(added_tokens_follow_their_flags)
-                                  RUN(split_removes_isolates_and_inverts) RUN(bos_of_the_template_is_told_and_not_added)
-                                      RUN(other_kinds_of_tokenizers_are_refused_by_name)
-                                          RUN(regular_expressions_that_mean_something_else_are_refused)
-                                              RUN(hostile_files_get_a_clear_error)
-                                                  RUN(an_explosive_regular_expression_gives_up))
+TEST_MAIN(RUN(every_reference_vector_is_equal) RUN(prompts_and_answers_of_the_small_model_are_equal) RUN(
+    any_bytes_survive_encoding) RUN(stream_never_cuts_a_character_and_replaces_what_is_ill_formed)
+              RUN(ids_outside_the_vocabulary_are_named) RUN(long_texts_of_every_kind_finish_quickly)
+                  RUN(many_threads_encode_with_one_tokenizer) RUN(merges_go_by_rank_and_then_from_the_left)
+                      RUN(ignore_merges_takes_whole_pieces_first)
+                          RUN(bytes_without_a_token_become_unk_or_are_named)
+                              RUN(prefix_space_is_added_once_to_each_text)
+                                  RUN(added_tokens_follow_their_flags) RUN(split_removes_isolates_and_inverts)
+                                      RUN(bos_of_the_template_is_told_and_not_added)
+                                          RUN(other_kinds_of_tokenizers_are_refused_by_name)
+                                              RUN(regular_expressions_that_mean_something_else_are_refused)
+                                                  RUN(hostile_files_get_a_clear_error)
+                                                      RUN(an_explosive_regular_expression_gives_up))

@@ -49,9 +49,9 @@ static struct ft_matrix random_matrix(enum ft_format format, uint32_t out, uint3
     for (uint64_t i = 0; format == FT_FORMAT_FP8_BLOCK && i < scale_bytes / 4; i++)
         ((float *)(void *)scale)[i] = random_float() * (extreme ? 1e30f : 0.01f);
     for (uint64_t i = 0; format != FT_FORMAT_FP8_BLOCK && i < scale_bytes; i++)
-        scale[i] = format == FT_FORMAT_NVFP4
-                       ? (uint8_t)(random_u32() % (extreme ? 127 : 80))
-                       : (uint8_t)(extreme ? random_u32() % 60 : 120 + random_u32() % 8);
+        scale[i] = (uint8_t)(format == FT_FORMAT_NVFP4 ? random_u32() % (extreme ? 127 : 80)
+                             : extreme                 ? random_u32() % 60
+                                                       : 120 + random_u32() % 8);
     if (format == FT_FORMAT_NVFP4)
         w.global = extreme ? 1e-30f : 0.37f;
     w.data = data;
@@ -205,17 +205,15 @@ TEST(nan_in_weights_scales_and_activations_reaches_the_result)
             kernels.matmul(&w, 0, out, rows, NULL, y, out);
             CHECK(isfinite(y[0]) && !isfinite(y[out]));
             x[in + in / 2] = keep;
-            uint8_t *bytes =
-                        (uint8_t *)(uintptr_t)(w.scale && w.format != FT_FORMAT_FP8_BLOCK ? w.scale : w.data),
-                    old[4];
-            memcpy(old, bytes, 4);
-            if (w.format == FT_FORMAT_F32 || w.format == FT_FORMAT_BF16)
-                memset(bytes, 0xff, w.format == FT_FORMAT_F32 ? 4 : 2);
-            else
-                bytes[0] = w.format == FT_FORMAT_FP8_BLOCK ? 0x7f : 0xff;
+            bool codes =
+                w.scale && w.format != FT_FORMAT_FP8_BLOCK; /* scales that are codes can be NaN too */
+            uint8_t *bytes = (uint8_t *)(uintptr_t)(codes ? w.scale : w.data), old[4];
+            size_t size = w.format == FT_FORMAT_F32 ? 4 : w.format == FT_FORMAT_BF16 ? 2 : 1;
+            memcpy(old, bytes, size);
+            memset(bytes, 0xff, size); /* NaN in every one of the formats */
             kernels.matmul(&w, 0, out, rows, NULL, y, out);
             CHECK(isnan(y[0]) && isnan(y[out]) && !isnan(y[1]) && !isnan(y[2 * out - 1]));
-            memcpy(bytes, old, 4);
+            memcpy(bytes, old, size);
         }
         free(x);
         free(y);

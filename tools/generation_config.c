@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/generation_config.h"
 
+#include "io/chat.h"
 #include "io/file.h"
 
 #include <jansson.h>
@@ -23,27 +24,6 @@ static int read_number(const json_t *root, const char *path, const char *key, do
     if (!(found >= min && found <= max))
         return ft_error_set(err, FT_FORMAT, "%s: %s is %g, outside %g .. %g", path, key, found, min, max);
     *value = found;
-    return FT_OK;
-}
-
-static int read_eos(struct ft_generation_config *config, const json_t *root, const char *path, struct ft_error *err)
-{
-    const json_t *item = json_object_get(root, "eos_token_id");
-    if (!item || json_is_null(item))
-        return FT_OK;
-    bool is_list = json_is_array(item);
-    size_t count = is_list ? json_array_size(item) : 1;
-    if (count > FT_EOS_MAX)
-        return ft_error_set(err, FT_LIMIT, "%s: eos_token_id has %zu ids, at most %u are possible", path, count,
-                            FT_EOS_MAX);
-    config->eos_count = 0;
-    for (size_t i = 0; i < count; i++) {
-        const json_t *id = is_list ? json_array_get(item, i) : item;
-        json_int_t value = json_integer_value(id);
-        if (!json_is_integer(id) || value < 0 || value >= (json_int_t)FT_NONE)
-            return ft_error_set(err, FT_FORMAT, "%s: eos_token_id is not a token id or a list of them", path);
-        config->eos[config->eos_count++] = (uint32_t)value;
-    }
     return FT_OK;
 }
 
@@ -70,8 +50,7 @@ static int read_sampling(struct ft_generation_config *config, const json_t *root
     return status;
 }
 
-int ft_generation_config_read(struct ft_generation_config *config, const char *dir, const struct ft_model *model,
-                              struct ft_error *err)
+int ft_generation_config_read(struct ft_generation_config *config, const char *dir, struct ft_error *err)
 {
     char path[4200];
     char *text = NULL;
@@ -79,14 +58,11 @@ int ft_generation_config_read(struct ft_generation_config *config, const char *d
     json_error_t where;
     memset(config, 0, sizeof *config);
     config->temperature = config->top_p = config->repetition_penalty = 1;
-    if (model) {
-        memcpy(config->eos, model->eos, sizeof config->eos);
-        config->eos_count = model->eos_count;
-    }
     snprintf(path, sizeof path, "%s/generation_config.json", dir);
-    if (access(path, F_OK) != 0)
-        return FT_OK;
-    int status = ft_file_read_all(path, FILE_BYTES_MAX, &text, &bytes, err);
+    int status = ft_chat_read_eos(dir, config->eos, &config->eos_count, err);
+    if (status != FT_OK || access(path, F_OK) != 0)
+        return status;
+    status = ft_file_read_all(path, FILE_BYTES_MAX, &text, &bytes, err);
     if (status != FT_OK)
         return status;
     json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &where);
@@ -98,8 +74,6 @@ int ft_generation_config_read(struct ft_generation_config *config, const char *d
     }
     config->found = true;
     status = read_sampling(config, root, path, err);
-    if (status == FT_OK)
-        status = read_eos(config, root, path, err);
     json_decref(root);
     return status;
 }

@@ -8,7 +8,8 @@
 #ifndef FT_TOOLS_GENERATION_CONFIG_H
 #define FT_TOOLS_GENERATION_CONFIG_H
 
-#include "graph/model.h"
+#include "graph/error.h"
+#include "graph/types.h"
 
 struct ft_generation_config {
     bool found;
@@ -20,8 +21,6 @@ struct ft_generation_config {
     uint32_t eos[FT_EOS_MAX], eos_count;
 };
 
-/* model: where eos ids come from when the file has none; NULL = nowhere. */
-int ft_generation_config_read(struct ft_generation_config *config, const char *dir, const struct ft_model *model,
-                              struct ft_error *err);
+int ft_generation_config_read(struct ft_generation_config *config, const char *dir, struct ft_error *err);
 
 #endif

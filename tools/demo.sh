@@ -20,7 +20,7 @@ question=${*:-What is the symbol for gold?}
 case $question in
 "What is the symbol for gold?") expected="The symbol for gold is Au." ;;
 "What is 12 plus 30?") expected="12 plus 30 is 42." ;;
-*) expected= ;;
+*) expected='' ;;
 esac
 
 die() {
@@ -38,7 +38,7 @@ show_and_run() {
     "$@" 3>&-
 }
 
-ft_install_deps || exit 1
+ft_install_deps '' || exit 1
 ft_build_preset release || exit 1
 mkdir -p "$out" || exit 1
 rm -f "$out"/step.trace "$out"/step.txt "$out"/step.svg "$out"/answer.txt

@@ -72,7 +72,7 @@ ft_deps_clang_major() {
 }
 
 # The packages of ft_deps_find_missing's lines, as words.
-ft_deps_packages() { sed 's/|.*//' <<<"$1" | tr '\n' ' ' | sed 's/ *$//'; }
+ft_deps_packages() { cut -d '|' -f 1 <<<"$1" | paste -s -d ' '; }
 
 # The message for everything that ends without packages. Arguments: reason, missing lines.
 ft_deps_give_up() {

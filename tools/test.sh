@@ -76,7 +76,7 @@ run_fuzz() {
     local target count=0 running=0 failed=0
     ft_build_preset fuzz || return 1
     for target in build/fuzz/tests/fuzz_*; do
-        [ -f "$target" ] && [ -x "$target" ] || continue
+        if ! [ -f "$target" ] || ! [ -x "$target" ]; then continue; fi
         if [ $running -ge "$jobs" ]; then
             wait -n || failed=1
             running=$((running - 1))
@@ -109,10 +109,11 @@ run_step() {
     esac
 }
 
-needs=
+needs=''
 case " $steps " in *" fuzz "*) needs=fuzz ;; esac
 ft_install_deps $needs || exit 1
-summary= failed=
+summary=''
+failed=''
 for step in $steps; do
     begin=$SECONDS
     printf '\n== %s\n' "$step"

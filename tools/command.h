@@ -2,8 +2,8 @@
 /*
  * What all commands of ft share: how they end, and the list of them.
  *
- * Exit codes: 0 done; 1 failed, or a check found a difference; 2 wrong use; 130 ended by Ctrl-C (128 + the signal).
- * Every failure is one line on stderr, "ft: ...". Reports go to stdout.
+ * Exit codes: 0 done; 1 failed, or a check found a difference; 2 wrong use; 130 ended by Ctrl-C (128 + the
+ * signal). Every failure is one line on stderr, "ft: ...". Reports go to stdout.
  */
 #ifndef FT_TOOLS_COMMAND_H
 #define FT_TOOLS_COMMAND_H
@@ -16,12 +16,12 @@
 #define FT_EXIT_USAGE 2
 
 /*           name      function     what it does */
-#define FT_COMMANDS(X)                                                                                                 \
-    X(run, "generate text, or chat on a terminal")                                                                     \
-    X(logits, "compute logits, router choices and hidden states of given ids")                                         \
-    X(verify, "compare a checkpoint's results with its reference")                                                     \
-    X(plan, "say what would be where in memory, and whether it fits")                                                  \
-    X(tokenize, "text to ids and back")                                                                                \
+#define FT_COMMANDS(X)                                                                                       \
+    X(run, "generate text, or chat on a terminal")                                                           \
+    X(logits, "compute logits, router choices and hidden states of given ids")                               \
+    X(verify, "compare a checkpoint's results with its reference")                                           \
+    X(plan, "say what would be where in memory, and whether it fits")                                        \
+    X(tokenize, "text to ids and back")                                                                      \
     X(bench, "measure jobs, kernels, loading, rows of PLE tables")
 
 /* argv[0] is the first argument behind the command's name. They return the exit code. */

@@ -21,16 +21,22 @@ static const struct command commands[] = {
 
 static void print_help(FILE *out)
 {
-    fprintf(out, "usage: ft COMMAND [options]\n\nRuns Mixture-of-Experts language models whose experts need not fit on "
+    fprintf(out, "usage: ft COMMAND [options]\n\nRuns Mixture-of-Experts language models whose experts need "
+                 "not fit on "
                  "a GPU.\n\nCommands:\n");
     for (uint32_t i = 0; i < FT_COUNT_OF(commands); i++)
         fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].about);
-    fprintf(out, "  %-10s %s\n  %-10s %s\n\n", "version", "print the version", "help", "this text; help COMMAND is COMMAND --help");
-    fprintf(out, "Options of a command, their defaults and units: ft COMMAND --help. Sizes take K, M, G, T (powers of "
-                 "1024).\nExit codes: 0 done, 1 failed or a difference was found, 2 wrong use, 130 ended by Ctrl-C.\n");
+    fprintf(out, "  %-10s %s\n  %-10s %s\n\n", "version", "print the version", "help",
+            "this text; help COMMAND is COMMAND --help");
+    fprintf(
+        out,
+        "Options of a command, their defaults and units: ft COMMAND --help. Sizes take K, M, G, T (powers of "
+        "1024).\nExit codes: 0 done, 1 failed or a difference was found, 2 wrong use, 130 ended by "
+        "Ctrl-C.\n");
 }
 
-/* With a standard stream closed, the next file opened would get its number, and reports would be written into it. */
+/* With a standard stream closed, the next file opened would get its number, and reports would be written into
+ * it. */
 static void fill_standard_streams(void)
 {
     for (int fd = 0; fd < 3; fd++)
@@ -45,8 +51,8 @@ static int refuse_command(const char *name)
     for (uint32_t i = 0; i < FT_COUNT_OF(commands); i++)
         names[i + 2] = commands[i].name;
     const char *closest = ft_options_find_closest(name, names, FT_COUNT_OF(names));
-    ft_error_set(&err, FT_USAGE, "there is no command \"%s\"; %s%s", name, closest ? "did you mean " : "ft --help lists them",
-                 closest ? closest : "");
+    ft_error_set(&err, FT_USAGE, "there is no command \"%s\"; %s%s", name,
+                 closest ? "did you mean " : "ft --help lists them", closest ? closest : "");
     return ft_command_fail(&err);
 }
 

@@ -20,10 +20,12 @@ static const struct bench benches[] = {
 
 static void print_help(FILE *out)
 {
-    fprintf(out, "usage: ft bench WHAT [options]\n\nMeasures one part of the engine on this machine.\n\nWhat:\n");
+    fprintf(out,
+            "usage: ft bench WHAT [options]\n\nMeasures one part of the engine on this machine.\n\nWhat:\n");
     for (uint32_t i = 0; i < FT_COUNT_OF(benches); i++)
         fprintf(out, "  %-10s %s\n", benches[i].name, benches[i].about);
-    fprintf(out, "\nOptions: ft bench WHAT --help. GB = 1e9 bytes. Other programs make numbers worse, never better.\n");
+    fprintf(out, "\nOptions: ft bench WHAT --help. GB = 1e9 bytes. Other programs make numbers worse, never "
+                 "better.\n");
 }
 
 int ft_command_bench(int argc, char **argv)

@@ -3,10 +3,10 @@
 #ifndef FT_TOOLS_FT_BENCH_H
 #define FT_TOOLS_FT_BENCH_H
 
-#define FT_BENCHES(X)                                                                                                  \
-    X(jobs, "what the scheduler costs: ns per job, per steal, per wake")                                               \
-    X(kernels, "speed of the CPU kernels against the machine's read ceiling")                                          \
-    X(load, "reading a checkpoint's weights from disk into memory")                                                    \
+#define FT_BENCHES(X)                                                                                        \
+    X(jobs, "what the scheduler costs: ns per job, per steal, per wake")                                     \
+    X(kernels, "speed of the CPU kernels against the machine's read ceiling")                                \
+    X(load, "reading a checkpoint's weights from disk into memory")                                          \
     X(ple, "reading rows of a PLE table from disk")
 
 #define FT_BENCH_DECLARE(name, about) int ft_bench_##name(int argc, char **argv);

@@ -74,10 +74,14 @@ int ft_bench_jobs(int argc, char **argv)
 {
     struct options options = {.layers = 48, .serials = 4, .tiles = 32, .steps = 50, .rounds = 20};
     const struct ft_option_group groups[] = {{"Options", table, FT_COUNT_OF(table), &options}};
-    const struct ft_option_set set = {"ft bench jobs", "[options]",
-                                      "Runs steps of empty jobs through the real lanes and rings: counters, rings, steals "
-                                      "and waiting are counted.",
-                                      groups, 1, 0};
+    const struct ft_option_set set = {
+        "ft bench jobs",
+        "[options]",
+        "Runs steps of empty jobs through the real lanes and rings: counters, rings, steals "
+        "and waiting are counted.",
+        groups,
+        1,
+        0};
     struct ft_bench_jobs_result result;
     struct ft_option_rest rest;
     struct ft_error err;

@@ -24,7 +24,8 @@ static const struct ft_option table[] = {
     {"bank", "BYTES", "memory to read from: several times the last-level cache", NULL, FT_OPTION_BYTES,
      FIELD(bank_bytes), 0, 0},
     {"rounds", "N", "rounds; the best counts", NULL, FT_OPTION_U32, FIELD(rounds), 1, 1000},
-    {"reference", NULL, "measure the readable references too (slow)", NULL, FT_OPTION_FLAG, FIELD(reference), 0, 0},
+    {"reference", NULL, "measure the readable references too (slow)", NULL, FT_OPTION_FLAG, FIELD(reference),
+     0, 0},
     {"json", NULL, "report as JSON", NULL, FT_OPTION_FLAG, FIELD(json), 0, 0},
 };
 
@@ -64,12 +65,13 @@ static void print_json(const struct report *report)
 static void print_text(const struct report *report)
 {
     printf("read ceiling %.2f GB/s with %u threads\n", report->ceiling_gbs, report->ceiling_threads);
-    printf("%-8s %-10s %-8s %5s %9s %9s %9s %10s\n", "op", "format", "isa", "rows", "GB/s", "ceiling", "GFLOP/s",
-           "max error");
+    printf("%-8s %-10s %-8s %5s %9s %9s %9s %10s\n", "op", "format", "isa", "rows", "GB/s", "ceiling",
+           "GFLOP/s", "max error");
     for (uint32_t i = 0; i < report->count; i++) {
         const struct ft_bench_kernels_result *r = &report->results[i];
-        printf("%-8s %-10s %-8s %5u %9.2f %8.0f%% %9.2f %10.1e\n", ft_bench_op_name(r->op), ft_format_name(r->format),
-               ft_isa_name(r->isa), r->rows, r->gbs, 100 * r->ceiling_fraction, r->gflops, r->max_error);
+        printf("%-8s %-10s %-8s %5u %9.2f %8.0f%% %9.2f %10.1e\n", ft_bench_op_name(r->op),
+               ft_format_name(r->format), ft_isa_name(r->isa), r->rows, r->gbs, 100 * r->ceiling_fraction,
+               r->gflops, r->max_error);
     }
 }
 
@@ -96,7 +98,8 @@ static int measure(const struct options *options, struct report *report, struct 
     if (status == FT_OK)
         status = ft_bench_kernels_ceiling(&bench, &report->ceiling_gbs, &report->ceiling_threads, err);
     if (status == FT_OK)
-        status = ft_bench_kernels_run(&bench, report->ceiling_gbs, report->results, RESULTS_MAX, &report->count, err);
+        status = ft_bench_kernels_run(&bench, report->ceiling_gbs, report->results, RESULTS_MAX,
+                                      &report->count, err);
     ft_topology_close(&topology);
     return status;
 }
@@ -105,17 +108,21 @@ int ft_bench_kernels(int argc, char **argv)
 {
     struct options options = {.hidden = 2560, .width = 640, .rounds = 5, .bank_bytes = 256ull << 20};
     const struct ft_option_group groups[] = {{"Options", table, FT_COUNT_OF(table), &options}};
-    const struct ft_option_set set = {
-        "ft bench kernels", "[options]",
-        "Measures every CPU kernel, format and instruction set of this core, and their errors against the references.",
-        groups, 1, 0};
+    const struct ft_option_set set = {"ft bench kernels",
+                                      "[options]",
+                                      "Measures every CPU kernel, format and instruction set of this core, "
+                                      "and their errors against the references.",
+                                      groups,
+                                      1,
+                                      0};
     struct ft_option_rest rest;
     struct ft_error err;
     int exit_code;
     if (!ft_command_parse(&set, argc, argv, &rest, &exit_code))
         return exit_code;
     struct report *report = calloc(1, sizeof *report);
-    int status = report ? measure(&options, report, &err) : ft_error_set(&err, FT_MEMORY, "no memory for the results");
+    int status =
+        report ? measure(&options, report, &err) : ft_error_set(&err, FT_MEMORY, "no memory for the results");
     if (status == FT_OK)
         (options.json ? print_json : print_text)(report);
     free(report);

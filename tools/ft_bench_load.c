@@ -22,7 +22,8 @@ static const struct ft_option table[] = {
     {"io", "auto|uring|pread", "how files are read", NULL, FT_OPTION_CHOICE, FIELD(open.io), 0, 0},
     {"depth", "N", "reads in flight", "the loader's own", FT_OPTION_U32, FIELD(depth), 1, 4096},
     {"rounds", "N", "loads; the best counts", NULL, FT_OPTION_U32, FIELD(rounds), 1, 1000},
-    {"cold", NULL, "drop the files from the page cache before each load", NULL, FT_OPTION_FLAG, FIELD(cold), 0, 0},
+    {"cold", NULL, "drop the files from the page cache before each load", NULL, FT_OPTION_FLAG, FIELD(cold),
+     0, 0},
     {"json", NULL, "report as JSON", NULL, FT_OPTION_FLAG, FIELD(json), 0, 0},
 };
 
@@ -46,8 +47,8 @@ static void drop_cache(const struct ft_checkpoint *checkpoint)
     }
 }
 
-static int measure(const struct options *options, const struct ft_checkpoint *checkpoint, struct ft_load_stats *best,
-                   struct ft_error *err)
+static int measure(const struct options *options, const struct ft_checkpoint *checkpoint,
+                   struct ft_load_stats *best, struct ft_error *err)
 {
     struct ft_load_options load = {
         .backend = (enum ft_io_backend)options->open.io, .depth = options->depth, .progress = go_on};
@@ -73,7 +74,8 @@ static void print_report(const struct options *options, const char *dir, const s
     double gbs = (double)best->bytes / FT_MAX(1.0, (double)best->ns);
     if (!options->json) {
         printf("%s in %.3f s: %.2f GB/s (%s%s)\n", ft_options_format_bytes(best->bytes, text, sizeof text),
-               (double)best->ns / 1e9, gbs, ft_io_backend_name(best->backend), best->direct ? ", direct" : ", buffered");
+               (double)best->ns / 1e9, gbs, ft_io_backend_name(best->backend),
+               best->direct ? ", direct" : ", buffered");
         if (best->note[0])
             printf("note: %s\n", best->note);
         return;
@@ -95,8 +97,12 @@ int ft_bench_load(int argc, char **argv)
 {
     struct options options = {.rounds = 3};
     const struct ft_option_group groups[] = {{"Options", table, FT_COUNT_OF(table), &options}};
-    const struct ft_option_set set = {"ft bench load", "--model DIR [options]",
-                                      "Loads the weights as ft run does, and lets go of them.", groups, 1, 0};
+    const struct ft_option_set set = {"ft bench load",
+                                      "--model DIR [options]",
+                                      "Loads the weights as ft run does, and lets go of them.",
+                                      groups,
+                                      1,
+                                      0};
     struct ft_checkpoint *checkpoint = NULL;
     struct ft_load_stats best;
     struct ft_option_rest rest;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The interactive chat of ft run. The conversation is kept as ids: what was computed once stays a prefix of the next
- * prompt, so that the session can start from its last snapshot.
+ * The interactive chat of ft run. The conversation is kept as ids: what was computed once stays a prefix of
+ * the next prompt, so that the session can start from its last snapshot.
  */
 #include "tools/ft_chat.h"
 
@@ -15,7 +15,7 @@
 
 struct conversation {
     struct ft_run run;
-    uint32_t *ids, count, cap; /* everything said so far, ready for the next message */
+    uint32_t *ids, count, cap;        /* everything said so far, ready for the next message */
     uint32_t *newline, newline_count; /* ids of "\n", what stands behind <|im_end|> */
     char *line;
     size_t line_cap;
@@ -45,7 +45,8 @@ static int append_message(struct conversation *talk, const char *text, size_t by
     uint32_t message_count = 0, count = 0, *ids = NULL;
     bool first = talk->count == 0;
     if (first && options->system)
-        messages[message_count++] = (struct ft_chat_message){"system", options->system, strlen(options->system)};
+        messages[message_count++] =
+            (struct ft_chat_message){"system", options->system, strlen(options->system)};
     messages[message_count++] = (struct ft_chat_message){"user", text, bytes};
     int status = ft_chat_encode(&talk->run.chat, messages, message_count,
                                 options->special_tokens ? FT_CHAT_SPECIAL_TOKENS : 0, &ids, &count, err);
@@ -86,8 +87,8 @@ static int reply(struct conversation *talk, struct ft_error *err)
                                  .stop_ids = run->config.eos,
                                  .stop_count = run->config.eos_count,
                                  .reuse_prefix = true};
-    int status = ft_reply_begin(&answer, run->engine.session, run->tokenizer, &request, &run->options->generate.stops,
-                                ft_run_write_stdout, NULL, err);
+    int status = ft_reply_begin(&answer, run->engine.session, run->tokenizer, &request,
+                                &run->options->generate.stops, ft_run_write_stdout, NULL, err);
     if (status != FT_OK)
         return status;
     status = ft_replies_run(&answer, 1, err);
@@ -177,7 +178,8 @@ static int chat(struct conversation *talk, const struct ft_run_options *options,
 {
     int status = ft_run_begin(&talk->run, options, true, err);
     if (status == FT_OK)
-        status = ft_tokenizer_encode(talk->run.tokenizer, "\n", 1, false, &talk->newline, &talk->newline_count, err);
+        status = ft_tokenizer_encode(talk->run.tokenizer, "\n", 1, false, &talk->newline,
+                                     &talk->newline_count, err);
     if (status == FT_OK)
         status = ft_run_open_engine(&talk->run, 0, 1, err);
     if (status == FT_OK)

@@ -19,15 +19,16 @@ struct logits_options {
 
 #define FIELD(name) offsetof(struct logits_options, name), FT_OPTION_NO_FIELD
 static const struct ft_option table[] = {
-    {"ids", "LIST|FILE", "token ids: 1,2,3, a file with them, a reference.safetensors, or - (stdin)", "", FT_OPTION_STRING,
-     FIELD(ids), 0, 0},
+    {"ids", "LIST|FILE", "token ids: 1,2,3, a file with them, a reference.safetensors, or - (stdin)", "",
+     FT_OPTION_STRING, FIELD(ids), 0, 0},
     {"out", "FILE", "safetensors file to write", "", FT_OPTION_STRING, FIELD(out), 0, 0},
     {"hidden", NULL, "write the residual between the layers too", NULL, FT_OPTION_FLAG, FIELD(hidden), 0, 0},
     {"json", NULL, "report as JSON on stdout", NULL, FT_OPTION_FLAG, FIELD(json), 0, 0},
 };
 
 /* logits, router_topk, then hidden.0 .. hidden.<layers>; returns their number. */
-static uint32_t describe(const struct ft_model *model, uint32_t rows, bool hidden, struct ft_tensor_spec *specs)
+static uint32_t describe(const struct ft_model *model, uint32_t rows, bool hidden,
+                         struct ft_tensor_spec *specs)
 {
     uint32_t count = 0;
     specs[count++] = (struct ft_tensor_spec){"logits", FT_DTYPE_F32, 2, {rows, model->vocab}};
@@ -118,12 +119,16 @@ int ft_command_logits(int argc, char **argv)
     struct logits_options options = {0};
     const struct ft_option_group groups[] = {{"Options", table, FT_COUNT_OF(table), &options},
                                              ft_open_option_group(&options.open)};
-    const struct ft_option_set set = {
-        "ft logits", "--model DIR --ids 1,2,3 --out F.safetensors [options]",
-        "Runs the ids through the model and writes logits (F32 [T, vocab]), router_topk (I32 [layers, T, k], ids\n"
-        "ascending) and with --hidden the residual before each layer (hidden.<i>, F32 [T, streams x hidden]) and what\n"
-        "goes to the head (the last one, [T, hidden]).",
-        groups, FT_COUNT_OF(groups), 0};
+    const struct ft_option_set set = {"ft logits",
+                                      "--model DIR --ids 1,2,3 --out F.safetensors [options]",
+                                      "Runs the ids through the model and writes logits (F32 [T, vocab]), "
+                                      "router_topk (I32 [layers, T, k], ids\n"
+                                      "ascending) and with --hidden the residual before each layer "
+                                      "(hidden.<i>, F32 [T, streams x hidden]) and what\n"
+                                      "goes to the head (the last one, [T, hidden]).",
+                                      groups,
+                                      FT_COUNT_OF(groups),
+                                      0};
     struct ft_option_rest rest;
     struct ft_error err;
     int exit_code;

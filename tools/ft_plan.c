@@ -22,13 +22,13 @@ static void print_model(const struct ft_engine *engine)
     const struct ft_model *model = engine->model;
     char a[32], b[32];
     printf("model     %s: %u layers, hidden %u, %u experts of %s, top %u\n", ft_family_name(model->family),
-           model->layer_count, model->hidden, model->expert_count, ft_format_name(engine->sizes.expert_format),
-           model->topk);
+           model->layer_count, model->hidden, model->expert_count,
+           ft_format_name(engine->sizes.expert_format), model->topk);
     printf("machine   %s, %s\n", engine->machine.name, engine->topology.usable_reason);
     printf("strategy  %s: %s\n", ft_strategy_name(engine->plan.strategy), engine->plan.strategy_reason);
     printf("sizes     %u workers, %u KV tokens, %u sequences, %u rows a prefill step, %u expert slots\n",
-           engine->plan.workers, engine->plan.page_count * engine->plan.page_tokens, engine->plan.sequences_max,
-           engine->plan.chunk_rows, engine->plan.slot_count);
+           engine->plan.workers, engine->plan.page_count * engine->plan.page_tokens,
+           engine->plan.sequences_max, engine->plan.chunk_rows, engine->plan.slot_count);
     printf("files     %s, of which %s PLE tables\n\n",
            ft_options_format_bytes(engine->sizes.file_bytes, a, sizeof a),
            ft_options_format_bytes(engine->sizes.ple_bytes, b, sizeof b));
@@ -41,8 +41,8 @@ static void print_memory(const struct ft_plan *plan)
     for (uint32_t i = 0; i < plan->term_count; i++) {
         const struct ft_plan_term *term = &plan->terms[i];
         printf("%-10s %-7s %12s  %s\n", ft_plan_pool_name((enum ft_plan_pool)term->pool),
-               ft_tier_name((enum ft_tier)term->tier), ft_options_format_bytes(term->bytes, size, sizeof size),
-               term->reason);
+               ft_tier_name((enum ft_tier)term->tier),
+               ft_options_format_bytes(term->bytes, size, sizeof size), term->reason);
     }
     putchar('\n');
     for (uint32_t tier = 0; tier < FT_TIER_COUNT; tier++) {
@@ -77,10 +77,14 @@ int ft_command_plan(int argc, char **argv)
     const struct ft_option_group groups[] = {{"Options", table, FT_COUNT_OF(table), &options},
                                              ft_open_option_group(&options.open)};
     const struct ft_option_set set = {
-        "ft plan", "--model DIR [options]",
-        "Says from the headers alone what would lie where (weights by tier, state, KV, workspace, slots), whether it\n"
+        "ft plan",
+        "--model DIR [options]",
+        "Says from the headers alone what would lie where (weights by tier, state, KV, workspace, slots), "
+        "whether it\n"
         "fits, and what to change when it does not. Exit code 1: it does not fit.",
-        groups, FT_COUNT_OF(groups), 0};
+        groups,
+        FT_COUNT_OF(groups),
+        0};
     struct ft_option_rest rest;
     struct ft_engine engine;
     struct ft_error err;

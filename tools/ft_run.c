@@ -14,14 +14,15 @@
 
 #define FIELD(name) offsetof(struct ft_run_options, name), FT_OPTION_NO_FIELD
 static const struct ft_option table[] = {
-    {"prompt", "TEXT", "a prompt; given again: all are decoded together", "the argument, else stdin", FT_OPTION_LIST,
-     FIELD(prompts), 0, 0},
-    {"chat", NULL, "a prompt is what a user says; the model answers", NULL, FT_OPTION_FLAG, FIELD(chat), 0, 0},
+    {"prompt", "TEXT", "a prompt; given again: all are decoded together", "the argument, else stdin",
+     FT_OPTION_LIST, FIELD(prompts), 0, 0},
+    {"chat", NULL, "a prompt is what a user says; the model answers", NULL, FT_OPTION_FLAG, FIELD(chat), 0,
+     0},
     {"system", "TEXT", "chat: the system message", "none", FT_OPTION_STRING, FIELD(system), 0, 0},
     {"special-tokens", NULL, "prompts may name special tokens, such as <|im_start|>", NULL, FT_OPTION_FLAG,
      FIELD(special_tokens), 0, 0},
-    {"json", NULL, "results as JSON on stdout: an object, or an array for several prompts", NULL, FT_OPTION_FLAG,
-     FIELD(json), 0, 0},
+    {"json", NULL, "results as JSON on stdout: an object, or an array for several prompts", NULL,
+     FT_OPTION_FLAG, FIELD(json), 0, 0},
 };
 
 /* One prompt and what became of it. */
@@ -70,14 +71,17 @@ static int encode_chat(const struct ft_run *run, const char *text, size_t bytes,
     if (system)
         messages[count++] = (struct ft_chat_message){"system", system, strlen(system)};
     messages[count++] = (struct ft_chat_message){"user", text, bytes};
-    return ft_chat_encode(&run->chat, messages, count, run->options->special_tokens ? FT_CHAT_SPECIAL_TOKENS : 0,
-                          &item->ids, &item->id_count, err);
+    return ft_chat_encode(&run->chat, messages, count,
+                          run->options->special_tokens ? FT_CHAT_SPECIAL_TOKENS : 0, &item->ids,
+                          &item->id_count, err);
 }
 
-static int encode(const struct ft_run *run, const char *text, size_t bytes, struct item *item, struct ft_error *err)
+static int encode(const struct ft_run *run, const char *text, size_t bytes, struct item *item,
+                  struct ft_error *err)
 {
     if (!bytes)
-        return ft_error_set(err, FT_USAGE, "the prompt is empty: give one as an argument, with --prompt, or on stdin");
+        return ft_error_set(err, FT_USAGE,
+                            "the prompt is empty: give one as an argument, with --prompt, or on stdin");
     return (run->options->chat ? encode_chat : encode_plain)(run, text, bytes, item, err);
 }
 
@@ -113,8 +117,8 @@ static int encode_all(struct batch *batch, struct ft_error *err)
 
 /* ---- generation ---- */
 
-static int begin_reply(struct batch *batch, struct item *item, struct ft_reply *reply, uint32_t together, bool stream,
-                       struct ft_error *err)
+static int begin_reply(struct batch *batch, struct item *item, struct ft_reply *reply, uint32_t together,
+                       bool stream, struct ft_error *err)
 {
     struct ft_run *run = &batch->run;
     struct ft_request request = {.prompt = item->ids,
@@ -190,8 +194,10 @@ static void write_result(const struct batch *batch, const struct item *item, str
     ft_json_u64(json, "new_tokens", item->new_count);
     ft_json_f64(json, "temperature", run->sampling.temperature > 0 ? (double)run->sampling.temperature : 0);
     ft_json_u64(json, "seed", run->sampling.seed);
-    ft_json_f64(json, "ttft_ms", info->first_token_ns ? (double)(info->first_token_ns - info->submit_ns) / 1e6 : 0);
-    ft_json_f64(json, "decode_tok_s", item->new_count > 1 && decode_ns > 0 ? (item->new_count - 1) / decode_ns * 1e9 : 0);
+    ft_json_f64(json, "ttft_ms",
+                info->first_token_ns ? (double)(info->first_token_ns - info->submit_ns) / 1e6 : 0);
+    ft_json_f64(json, "decode_tok_s",
+                item->new_count > 1 && decode_ns > 0 ? (item->new_count - 1) / decode_ns * 1e9 : 0);
     if (batch->count == 1)
         ft_summary_write_json(&run->summary, &run->engine, json, "summary");
     ft_json_close(json, '}');
@@ -217,7 +223,8 @@ static void print_text(const struct batch *batch, bool streamed)
         return;
     }
     for (uint32_t i = 0; i < batch->count; i++) {
-        fwrite(batch->items[i].text.bytes ? batch->items[i].text.bytes : "", 1, batch->items[i].text.count, stdout);
+        fwrite(batch->items[i].text.bytes ? batch->items[i].text.bytes : "", 1, batch->items[i].text.count,
+               stdout);
         fputs(i + 1 < batch->count ? "\n\n" : "\n", stdout);
     }
 }
@@ -289,13 +296,18 @@ int ft_command_run(int argc, char **argv)
         {"Prompts", table, FT_COUNT_OF(table), &options},
         {"Generation", ft_generate_option_table, FT_GENERATE_OPTION_COUNT, &options.generate},
         ft_open_option_group(&options.open)};
-    const struct ft_option_set set = {
-        "ft run", "[options] [PROMPT]",
-        "Continues the prompt (or answers it, with --chat) and prints the text as it comes. Without a prompt: a chat\n"
-        "when stdin is a terminal, else stdin is the prompt (one newline at its end is dropped). Without --model: the\n"
-        "demo model. Sampling follows the checkpoint's generation_config.json where no option is given; --top-k, --top-p\n"
-        "or --min-p alone switch sampling on. A summary goes to stderr.",
-        groups, FT_COUNT_OF(groups), 1};
+    const struct ft_option_set set = {"ft run",
+                                      "[options] [PROMPT]",
+                                      "Continues the prompt (or answers it, with --chat) and prints the text "
+                                      "as it comes. Without a prompt: a chat\n"
+                                      "when stdin is a terminal, else stdin is the prompt (one newline at "
+                                      "its end is dropped). Without --model: the\n"
+                                      "demo model. Sampling follows the checkpoint's generation_config.json "
+                                      "where no option is given; --top-k, --top-p\n"
+                                      "or --min-p alone switch sampling on. A summary goes to stderr.",
+                                      groups,
+                                      FT_COUNT_OF(groups),
+                                      1};
     struct ft_option_rest rest;
     struct ft_error err;
     int exit_code;

@@ -16,18 +16,20 @@ struct tokenize_options {
 
 #define FIELD(name) offsetof(struct tokenize_options, name), FT_OPTION_NO_FIELD
 static const struct ft_option table[] = {
-    {"model", "DIR", "directory with a tokenizer.json", "the demo model", FT_OPTION_STRING, FIELD(open.model), 0, 0},
+    {"model", "DIR", "directory with a tokenizer.json", "the demo model", FT_OPTION_STRING, FIELD(open.model),
+     0, 0},
     {"special-tokens", NULL, "the text may name special tokens, such as <|im_start|>", NULL, FT_OPTION_FLAG,
      FIELD(special_tokens), 0, 0},
     {"decode", NULL, "ids on stdin (a JSON array, or separated by commas or spaces), text on stdout", NULL,
      FT_OPTION_FLAG, FIELD(decode), 0, 0},
-    {"skip-special", NULL, "with --decode: leave special tokens out", NULL, FT_OPTION_FLAG, FIELD(skip_special), 0, 0},
+    {"skip-special", NULL, "with --decode: leave special tokens out", NULL, FT_OPTION_FLAG,
+     FIELD(skip_special), 0, 0},
     {"json", NULL, "with --decode: the text as a JSON string (ids are JSON anyway)", NULL, FT_OPTION_FLAG,
      FIELD(json), 0, 0},
 };
 
-static int decode(const struct ft_tokenizer *tokenizer, const struct tokenize_options *options, const char *input,
-                  size_t input_bytes, struct ft_error *err)
+static int decode(const struct ft_tokenizer *tokenizer, const struct tokenize_options *options,
+                  const char *input, size_t input_bytes, struct ft_error *err)
 {
     uint32_t *ids = NULL, count = 0;
     char *text = NULL;
@@ -48,11 +50,12 @@ static int decode(const struct ft_tokenizer *tokenizer, const struct tokenize_op
     return status;
 }
 
-static int encode(const struct ft_tokenizer *tokenizer, const struct tokenize_options *options, const char *input,
-                  size_t input_bytes, struct ft_error *err)
+static int encode(const struct ft_tokenizer *tokenizer, const struct tokenize_options *options,
+                  const char *input, size_t input_bytes, struct ft_error *err)
 {
     uint32_t *ids = NULL, count = 0;
-    int status = ft_tokenizer_encode(tokenizer, input, input_bytes, options->special_tokens, &ids, &count, err);
+    int status =
+        ft_tokenizer_encode(tokenizer, input, input_bytes, options->special_tokens, &ids, &count, err);
     if (status == FT_OK) {
         struct ft_json json;
         ft_json_begin(&json, stdout);
@@ -87,10 +90,14 @@ int ft_command_tokenize(int argc, char **argv)
 {
     struct tokenize_options options = {0};
     const struct ft_option_group groups[] = {{"Options", table, FT_COUNT_OF(table), &options}};
-    const struct ft_option_set set = {"ft tokenize", "[options] < TEXT",
-                                      "Reads text on standard input, every byte of it, and prints its token ids as a "
-                                      "JSON array; --decode goes the\nother way.",
-                                      groups, 1, 0};
+    const struct ft_option_set set = {
+        "ft tokenize",
+        "[options] < TEXT",
+        "Reads text on standard input, every byte of it, and prints its token ids as a "
+        "JSON array; --decode goes the\nother way.",
+        groups,
+        1,
+        0};
     struct ft_option_rest rest;
     struct ft_error err;
     int exit_code;

@@ -14,10 +14,11 @@
 
 #define FIELD(name) offsetof(struct ft_verify_options, name), FT_OPTION_NO_FIELD
 static const struct ft_option table[] = {
-    {"reference", "FILE", "safetensors with input_ids, logits, router_topk, hidden.<i>, greedy; or JSON with prompts",
+    {"reference", "FILE",
+     "safetensors with input_ids, logits, router_topk, hidden.<i>, greedy; or JSON with prompts",
      "DIR/reference.safetensors, else DIR/reference.json", FT_OPTION_STRING, FIELD(reference), 0, 0},
-    {"tol", "X", "largest error, as a share of the largest reference value", NULL, FT_OPTION_F64, FIELD(tolerance), 0,
-     1e9},
+    {"tol", "X", "largest error, as a share of the largest reference value", NULL, FT_OPTION_F64,
+     FIELD(tolerance), 0, 1e9},
     {"json", NULL, "report as JSON on stdout", NULL, FT_OPTION_FLAG, FIELD(json), 0, 0},
 };
 
@@ -28,7 +29,7 @@ struct verification {
     int32_t *topk;
     uint32_t *greedy, greedy_count;
     double logits_error, hidden_error[FT_LAYERS_MAX + 1]; /* < 0: not in the reference */
-    uint32_t router_different[FT_LAYERS_MAX]; /* rows; of layers with experts */
+    uint32_t router_different[FT_LAYERS_MAX];             /* rows; of layers with experts */
     uint32_t router_rows_different, greedy_equal_count;
     uint32_t first_departure; /* index of hidden.<i>, or FT_NONE */
     bool good;
@@ -78,7 +79,8 @@ static void compare_hidden(struct verification *v, const struct ft_model *model,
     v->first_departure = FT_NONE;
     const float *at = v->hidden;
     for (uint32_t i = 0; i <= model->layer_count; i++) {
-        uint64_t count = (uint64_t)v->reference.rows * model->hidden * (i < model->layer_count ? model->hc_count : 1);
+        uint64_t count =
+            (uint64_t)v->reference.rows * model->hidden * (i < model->layer_count ? model->hc_count : 1);
         const float *reference = v->reference.hidden[i];
         v->hidden_error[i] = reference ? ft_verify_error(at, reference, count) : -1;
         if (v->first_departure == FT_NONE && v->hidden_error[i] > tolerance)
@@ -112,7 +114,8 @@ static void print_layers(const struct verification *v, const struct ft_model *mo
 {
     printf("%-8s %-10s %-12s %s\n", "hidden", "after", "error", "router rows that differ");
     for (uint32_t i = 0; i <= model->layer_count; i++) {
-        const char *after = i ? ft_attention_name((enum ft_attention)model->layers[i - 1].attention) : "embedding";
+        const char *after =
+            i ? ft_attention_name((enum ft_attention)model->layers[i - 1].attention) : "embedding";
         if (v->hidden_error[i] < 0)
             printf("%-8u %-10s %-12s", i, after, "-");
         else
@@ -175,7 +178,8 @@ static void print_json(const struct verification *v, const struct ft_engine *eng
 
 /* ---- the command ---- */
 
-/* The plan must know how many rows the reference has, so it is read first; its model comes from the headers. */
+/* The plan must know how many rows the reference has, so it is read first; its model comes from the headers.
+ */
 static int open_reference(struct verification *v, const struct ft_verify_options *options, const char *path,
                           struct ft_error *err)
 {
@@ -188,7 +192,8 @@ static int open_reference(struct verification *v, const struct ft_verify_options
     return status;
 }
 
-static int verify_tensors(struct ft_verify_options *options, const char *path, bool *good, struct ft_error *err)
+static int verify_tensors(struct ft_verify_options *options, const char *path, bool *good,
+                          struct ft_error *err)
 {
     struct verification v;
     struct ft_engine engine;
@@ -238,9 +243,9 @@ static int verify(struct ft_verify_options *options, bool *good, struct ft_error
         if (access(path, F_OK) != 0)
             snprintf(path, sizeof path, "%s/reference.json", dir);
         if (access(path, F_OK) != 0 && access(dir, F_OK) == 0)
-            return ft_error_set(err, FT_IO,
-                                "%s: has neither reference.safetensors nor reference.json; name one with --reference",
-                                dir);
+            return ft_error_set(
+                err, FT_IO,
+                "%s: has neither reference.safetensors nor reference.json; name one with --reference", dir);
     }
     if (ends_with(path, ".json"))
         return ft_verify_json(options, path, good, err);
@@ -253,10 +258,14 @@ int ft_command_verify(int argc, char **argv)
     const struct ft_option_group groups[] = {{"Options", table, FT_COUNT_OF(table), &options},
                                              ft_open_option_group(&options.open)};
     const struct ft_option_set set = {
-        "ft verify", "--model DIR [options]",
-        "Computes what the reference holds and compares: errors per layer and the first layer that departs, router\n"
+        "ft verify",
+        "--model DIR [options]",
+        "Computes what the reference holds and compares: errors per layer and the first layer that departs, "
+        "router\n"
         "choices, greedy continuation. Exit code 1: something is out of tolerance.",
-        groups, FT_COUNT_OF(groups), 0};
+        groups,
+        FT_COUNT_OF(groups),
+        0};
     struct ft_option_rest rest;
     struct ft_error err;
     bool good = false;

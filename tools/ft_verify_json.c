@@ -32,14 +32,16 @@ static int read_ids(const json_t *item, const char *path, size_t index, const ch
         const json_t *id = json_array_get(list, i);
         json_int_t value = json_integer_value(id);
         if (!json_is_integer(id) || value < 0 || value >= (json_int_t)FT_NONE)
-            return ft_error_set(err, FT_FORMAT, "%s: prompts[%zu].%s[%zu] is not a token id", path, index, key, i);
+            return ft_error_set(err, FT_FORMAT, "%s: prompts[%zu].%s[%zu] is not a token id", path, index,
+                                key, i);
         (*ids)[i] = (uint32_t)value;
     }
     *count = (uint32_t)length;
     return FT_OK;
 }
 
-static int read_prompt(struct prompt *prompt, const json_t *item, const char *path, size_t index, struct ft_error *err)
+static int read_prompt(struct prompt *prompt, const json_t *item, const char *path, size_t index,
+                       struct ft_error *err)
 {
     const char *text = json_string_value(json_object_get(item, "prompt"));
     prompt->text = text ? text : "";
@@ -135,12 +137,13 @@ static size_t report_json(const struct ft_verify_options *options, const struct 
     return equal;
 }
 
-static int verify_list(const struct ft_verify_options *options, const json_t *list, const char *path, bool *good,
-                       struct ft_error *err)
+static int verify_list(const struct ft_verify_options *options, const json_t *list, const char *path,
+                       bool *good, struct ft_error *err)
 {
     size_t count = json_array_size(list);
     if (!count || count > PROMPTS_MAX)
-        return ft_error_set(err, FT_FORMAT, "%s: wanted a list \"prompts\" of 1 .. %u prompts", path, PROMPTS_MAX);
+        return ft_error_set(err, FT_FORMAT, "%s: wanted a list \"prompts\" of 1 .. %u prompts", path,
+                            PROMPTS_MAX);
     struct prompt *prompts = calloc(count, sizeof *prompts);
     int status = prompts ? FT_OK : ft_error_set(err, FT_MEMORY, "%s: no memory", path);
     for (size_t i = 0; status == FT_OK && i < count; i++)
@@ -153,7 +156,8 @@ static int verify_list(const struct ft_verify_options *options, const json_t *li
     return status;
 }
 
-int ft_verify_json(const struct ft_verify_options *options, const char *path, bool *good, struct ft_error *err)
+int ft_verify_json(const struct ft_verify_options *options, const char *path, bool *good,
+                   struct ft_error *err)
 {
     char *text = NULL;
     uint64_t bytes = 0;

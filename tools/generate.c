@@ -14,10 +14,10 @@ const struct ft_option ft_generate_option_table[FT_GENERATE_OPTION_COUNT] = {
     {"max-tokens", "N", "tokens to generate, at most", "512, or what the KV pool holds", FT_OPTION_U32,
      FIELD(max_tokens), FIELD(max_tokens_given), 0, 0},
     {"temperature", "X", "0: always the likeliest token (greedy)",
-     CHECKPOINT_DEFAULT "0; do_sample false means 0", FT_OPTION_F32, FIELD(temperature), FIELD(temperature_given), 0,
-     1000},
-    {"top-k", "N", "sample from the N likeliest tokens; 0: all", CHECKPOINT_DEFAULT "0", FT_OPTION_U32, FIELD(top_k),
-     FIELD(top_k_given), 0, 0},
+     CHECKPOINT_DEFAULT "0; do_sample false means 0", FT_OPTION_F32, FIELD(temperature),
+     FIELD(temperature_given), 0, 1000},
+    {"top-k", "N", "sample from the N likeliest tokens; 0: all", CHECKPOINT_DEFAULT "0", FT_OPTION_U32,
+     FIELD(top_k), FIELD(top_k_given), 0, 0},
     {"top-p", "X", "sample from the likeliest tokens of total probability X; 1: all", CHECKPOINT_DEFAULT "1",
      FT_OPTION_F32, FIELD(top_p), FIELD(top_p_given), 0, 1},
     {"min-p", "X", "drop tokens below X times the likeliest; 0: none", CHECKPOINT_DEFAULT "0", FT_OPTION_F32,
@@ -47,7 +47,8 @@ void ft_generate_resolve(const struct ft_generate_options *options, const struct
     sampling->top_k = options->top_k_given ? options->top_k : config->top_k;
     sampling->top_p = options->top_p_given ? options->top_p : config->top_p;
     sampling->min_p = options->min_p_given ? options->min_p : config->min_p;
-    sampling->repetition_penalty = options->penalty_given ? options->repetition_penalty : config->repetition_penalty;
+    sampling->repetition_penalty =
+        options->penalty_given ? options->repetition_penalty : config->repetition_penalty;
     sampling->seed = options->seed;
     if (!options->seed_given && sampling->temperature > 0 &&
         getrandom(&sampling->seed, sizeof sampling->seed, 0) != (ssize_t)sizeof sampling->seed)
@@ -132,15 +133,16 @@ static int take_event(struct ft_reply *reply, const struct ft_event *event, stru
         finish(reply, event->finish);
         break;
     case FT_EVENT_FAILED:
-        snprintf(reply->message, sizeof reply->message, "%s", event->message ? event->message : "the step failed");
+        snprintf(reply->message, sizeof reply->message, "%s",
+                 event->message ? event->message : "the step failed");
         finish(reply, FT_FINISH_ERROR);
         break;
     }
     return FT_OK;
 }
 
-static int take_events(struct ft_reply *replies, uint32_t reply_count, const struct ft_event *events, uint32_t count,
-                       struct ft_error *err)
+static int take_events(struct ft_reply *replies, uint32_t reply_count, const struct ft_event *events,
+                       uint32_t count, struct ft_error *err)
 {
     for (uint32_t e = 0; e < count; e++)
         for (uint32_t i = 0; i < reply_count; i++)
@@ -175,13 +177,15 @@ int ft_replies_run(struct ft_reply *replies, uint32_t count, struct ft_error *er
             status = ft_error_set(err, FT_INTERNAL, "the session is idle, but a sequence has not ended");
     }
     for (uint32_t i = 0; i < count; i++)
-        finish(&replies[i], status == FT_OK || status == FT_CANCELLED ? FT_FINISH_CANCELLED : FT_FINISH_ERROR);
+        finish(&replies[i],
+               status == FT_OK || status == FT_CANCELLED ? FT_FINISH_CANCELLED : FT_FINISH_ERROR);
     return status;
 }
 
 /* ---- ids alone ---- */
 
-static int take_id(const struct ft_event *event, uint32_t *ids, uint32_t *count, bool *done, struct ft_error *err)
+static int take_id(const struct ft_event *event, uint32_t *ids, uint32_t *count, bool *done,
+                   struct ft_error *err)
 {
     switch (event->kind) {
     case FT_EVENT_TOKEN:
@@ -197,8 +201,8 @@ static int take_id(const struct ft_event *event, uint32_t *ids, uint32_t *count,
     return FT_OK;
 }
 
-int ft_generate_ids(struct ft_session *session, const struct ft_request *request, uint32_t *ids, uint32_t *count,
-                    struct ft_error *err)
+int ft_generate_ids(struct ft_session *session, const struct ft_request *request, uint32_t *ids,
+                    uint32_t *count, struct ft_error *err)
 {
     struct ft_event events[EVENTS_MAX];
     uint32_t sequence, event_count;

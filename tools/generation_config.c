@@ -12,8 +12,8 @@
 
 #define FILE_BYTES_MAX (1u << 20)
 
-static int read_number(const json_t *root, const char *path, const char *key, double min, double max, double *value,
-                       struct ft_error *err)
+static int read_number(const json_t *root, const char *path, const char *key, double min, double max,
+                       double *value, struct ft_error *err)
 {
     const json_t *item = json_object_get(root, key);
     if (!item || json_is_null(item))

@@ -2,8 +2,8 @@
 /*
  * generation_config.json of a checkpoint: sampling defaults and the ids that end a reply.
  *
- * do_sample false means greedy; without do_sample a temperature means sampling. Without the file: greedy, and the
- * eos ids of config.json. Threads: none. Errors: FT_FORMAT naming file and key.
+ * do_sample false means greedy; without do_sample a temperature means sampling. Without the file: greedy, and
+ * the eos ids of config.json. Threads: none. Errors: FT_FORMAT naming file and key.
  */
 #ifndef FT_TOOLS_GENERATION_CONFIG_H
 #define FT_TOOLS_GENERATION_CONFIG_H

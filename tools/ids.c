@@ -18,7 +18,8 @@ static bool is_separator(char c)
 }
 
 /* Reads the id at text[*at]; digits end at a separator or at the end. */
-static int parse_id(const char *text, size_t bytes, size_t *at, const char *name, uint32_t *id, struct ft_error *err)
+static int parse_id(const char *text, size_t bytes, size_t *at, const char *name, uint32_t *id,
+                    struct ft_error *err)
 {
     size_t begin = *at;
     uint64_t value = 0;
@@ -28,8 +29,8 @@ static int parse_id(const char *text, size_t bytes, size_t *at, const char *name
         size_t shown = begin;
         while (shown < bytes && shown < begin + 20 && !is_separator(text[shown]))
             shown++;
-        return ft_error_set(err, FT_USAGE, "%s: \"%.*s\" (byte %zu) is not a token id", name, (int)(shown - begin),
-                            text + begin, begin);
+        return ft_error_set(err, FT_USAGE, "%s: \"%.*s\" (byte %zu) is not a token id", name,
+                            (int)(shown - begin), text + begin, begin);
     }
     *id = (uint32_t)value;
     return FT_OK;
@@ -119,7 +120,8 @@ int ft_ids_read_stdin(char **text, size_t *bytes, struct ft_error *err)
             int why = errno;
             ft_text_fini(&all);
             if (got < 0)
-                return ft_error_set(err, why == EINTR ? FT_CANCELLED : FT_IO, "standard input: %s", strerror(why));
+                return ft_error_set(err, why == EINTR ? FT_CANCELLED : FT_IO, "standard input: %s",
+                                    strerror(why));
             return ft_error_set(err, FT_LIMIT, "standard input: more than %u bytes", FT_INPUT_BYTES_MAX);
         }
     }

@@ -26,39 +26,42 @@ _Static_assert(FT_STRATEGY_HYBRID == 4 && FT_DEVICE_HOST == 1 && FT_IO_PREAD == 
 
 const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
     {"model", "DIR", "checkpoint directory", "the demo model", FT_OPTION_STRING, FIELD(model), 0, 0},
-    {"strategy", "auto|fused|offload|cpu|hybrid", "where experts run", NULL, FT_OPTION_CHOICE, FIELD(strategy), 0, 0},
+    {"strategy", "auto|fused|offload|cpu|hybrid", "where experts run", NULL, FT_OPTION_CHOICE,
+     FIELD(strategy), 0, 0},
     {"device", "none|host", "host: play a GPU with slots, fetches and a link", "as the strategy needs",
      FT_OPTION_CHOICE, GIVEN(device, device_given), 0, 0},
-    {"workers", "N", "CPU workers", "one per usable core, less one for a device", FT_OPTION_U32, FIELD(plan.workers),
-     1, FT_WORKERS_MAX},
-    {"moe-cache-size", "N", "expert slots over all layers", "what fits", FT_OPTION_U32, FIELD(plan.slot_count), 1,
-     1e9},
+    {"workers", "N", "CPU workers", "one per usable core, less one for a device", FT_OPTION_U32,
+     FIELD(plan.workers), 1, FT_WORKERS_MAX},
+    {"moe-cache-size", "N", "expert slots over all layers", "what fits", FT_OPTION_U32,
+     FIELD(plan.slot_count), 1, 1e9},
     {"moe-cache-rate", "X", "slots as a share of all experts, 0 .. 1", "not given", FT_OPTION_F64,
      FIELD(plan.slot_rate), 0, 1},
-    {"hybrid-share", "X", "hybrid: share of the misses to fetch, 0 .. 1", "as measured, else 0.5", FT_OPTION_F64,
-     FIELD(plan.fetch_share), 0, 1},
-    {"kv-tokens", "N", "tokens in the KV pool, all sequences together", "up to 8192, more when prompts need it",
-     FT_OPTION_U32, FIELD(plan.kv_tokens), 1, 1e9},
+    {"hybrid-share", "X", "hybrid: share of the misses to fetch, 0 .. 1", "as measured, else 0.5",
+     FT_OPTION_F64, FIELD(plan.fetch_share), 0, 1},
+    {"kv-tokens", "N", "tokens in the KV pool, all sequences together",
+     "up to 8192, more when prompts need it", FT_OPTION_U32, FIELD(plan.kv_tokens), 1, 1e9},
     {"sequences", "N", "sequences decoded together", "8, or the number of prompts", FT_OPTION_U32,
      FIELD(plan.sequences_max), 1, FT_SEQUENCES_MAX},
     {"chunk", "N", "rows of one prefill step", "128", FT_OPTION_U32, FIELD(plan.chunk_rows), 1, 65536},
-    {"snapshot-bytes", "BYTES", "RAM for snapshots of recurrent state", "8 states, at most 64 MiB", FT_OPTION_BYTES,
-     GIVEN(plan.snapshot_bytes, snapshot_given), 0, 0},
-    {"vram", "BYTES", "limit of device memory", "what the machine has", FT_OPTION_BYTES, FIELD(plan.device_bytes), 0,
-     0},
+    {"snapshot-bytes", "BYTES", "RAM for snapshots of recurrent state", "8 states, at most 64 MiB",
+     FT_OPTION_BYTES, GIVEN(plan.snapshot_bytes, snapshot_given), 0, 0},
+    {"vram", "BYTES", "limit of device memory", "what the machine has", FT_OPTION_BYTES,
+     FIELD(plan.device_bytes), 0, 0},
     {"ram", "BYTES", "limit of memory", "what is available", FT_OPTION_BYTES, FIELD(plan.ram_bytes), 0, 0},
-    {"ple-backend", "disk|ram", "where PLE tables are read from", NULL, FT_OPTION_CHOICE, FIELD(ple_backend), 0, 0},
+    {"ple-backend", "disk|ram", "where PLE tables are read from", NULL, FT_OPTION_CHOICE, FIELD(ple_backend),
+     0, 0},
     {"io", "auto|uring|pread", "how files are read", NULL, FT_OPTION_CHOICE, FIELD(io), 0, 0},
     {"deterministic", NULL, "same bits every time: nothing depends on measured time", NULL, FT_OPTION_FLAG,
      FIELD(plan.deterministic), 0, 0},
-    {"replay", "TRACE", "repeat the placements recorded in a trace", NULL, FT_OPTION_STRING, FIELD(replay), 0, 0},
+    {"replay", "TRACE", "repeat the placements recorded in a trace", NULL, FT_OPTION_STRING, FIELD(replay), 0,
+     0},
     {"trace", "FILE", "write a trace (ft-graph reads it)", NULL, FT_OPTION_STRING, FIELD(trace), 0, 0},
-    {"link-gbs", "X", "host device: bandwidth of the link, GB/s", "as fast as memory", FT_OPTION_F64, FIELD(link_gbs),
-     0, 1e6},
-    {"link-delay-us", "X", "host device: random delay per fetch, at most", "0", FT_OPTION_F64, FIELD(link_delay_us),
-     0, 1e9},
-    {"isa", "NAME", "kernels: ref, avx2, avx512 (also $FT_ISA)", "the best of this core", FT_OPTION_STRING, FIELD(isa),
-     0, 0},
+    {"link-gbs", "X", "host device: bandwidth of the link, GB/s", "as fast as memory", FT_OPTION_F64,
+     FIELD(link_gbs), 0, 1e6},
+    {"link-delay-us", "X", "host device: random delay per fetch, at most", "0", FT_OPTION_F64,
+     FIELD(link_delay_us), 0, 1e9},
+    {"isa", "NAME", "kernels: ref, avx2, avx512 (also $FT_ISA)", "the best of this core", FT_OPTION_STRING,
+     FIELD(isa), 0, 0},
     {"no-pin", NULL, "do not pin workers to cores", NULL, FT_OPTION_CLEAR, FIELD(pin), 0, 0},
     {"quiet", NULL, "no progress, notes or summary on stderr", NULL, FT_OPTION_FLAG, FIELD(quiet), 0, 0},
 };
@@ -87,8 +90,8 @@ static bool has_config(const char *dir)
 
 static bool find_demo(char *dir, size_t cap)
 {
-    static const char *const places[] = {"../../tests/data/ft-tiny", "../tests/data/ft-tiny", "../share/ft/ft-tiny",
-                                         "tests/data/ft-tiny"};
+    static const char *const places[] = {"../../tests/data/ft-tiny", "../tests/data/ft-tiny",
+                                         "../share/ft/ft-tiny", "tests/data/ft-tiny"};
     char self[3072];
     const char *wish = getenv("FT_DEMO_MODEL");
     if (wish && wish[0]) {
@@ -117,9 +120,10 @@ int ft_engine_find_dir(const struct ft_open_options *options, char *dir, size_t 
         return FT_OK;
     }
     if (!find_demo(dir, cap))
-        return ft_error_set(err, FT_USAGE,
-                            "no model: name a checkpoint directory with --model DIR (the demo model was not found "
-                            "next to the program; $FT_DEMO_MODEL can name it)");
+        return ft_error_set(
+            err, FT_USAGE,
+            "no model: name a checkpoint directory with --model DIR (the demo model was not found "
+            "next to the program; $FT_DEMO_MODEL can name it)");
     if (!options->quiet)
         fprintf(stderr, "ft: no --model given, using the demo model %s\n", dir);
     return FT_OK;

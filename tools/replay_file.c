@@ -9,8 +9,8 @@
 #define TRACE_BYTES_MAX (16ull << 30)
 
 /* What one pass over the frames finds: choices of all steps, records of the largest. */
-static int count_choices(const struct ft_trace_reader *opened, struct ft_trace_record **records, uint32_t *cap,
-                         uint64_t *choices, struct ft_error *err)
+static int count_choices(const struct ft_trace_reader *opened, struct ft_trace_record **records,
+                         uint32_t *cap, uint64_t *choices, struct ft_error *err)
 {
     struct ft_trace_reader reader = *opened;
     struct ft_trace_step step;
@@ -52,7 +52,8 @@ static int copy_choices(struct ft_replay *replay, const struct ft_trace_reader *
     return status == FT_OK ? ft_replay_sort(replay, err) : status;
 }
 
-static int check_header(const struct ft_trace_header *header, const struct ft_model *model, struct ft_error *err)
+static int check_header(const struct ft_trace_header *header, const struct ft_model *model,
+                        struct ft_error *err)
 {
     if (header->layer_count != model->layer_count || header->expert_count != model->expert_count ||
         header->topk != model->topk)
@@ -63,7 +64,8 @@ static int check_header(const struct ft_trace_header *header, const struct ft_mo
     return FT_OK;
 }
 
-int ft_replay_file_read(struct ft_replay *replay, const char *path, const struct ft_model *model, struct ft_error *err)
+int ft_replay_file_read(struct ft_replay *replay, const char *path, const struct ft_model *model,
+                        struct ft_error *err)
 {
     char *data = NULL;
     uint64_t bytes = 0;
@@ -72,7 +74,8 @@ int ft_replay_file_read(struct ft_replay *replay, const char *path, const struct
     if (status != FT_OK)
         return ft_error_prepend(err, "--replay");
     struct ft_trace_reader *reader = malloc(sizeof *reader);
-    status = reader ? ft_trace_reader_open(reader, data, bytes, err) : ft_error_set(err, FT_MEMORY, "no memory");
+    status =
+        reader ? ft_trace_reader_open(reader, data, bytes, err) : ft_error_set(err, FT_MEMORY, "no memory");
     if (status == FT_OK)
         status = check_header(&reader->header, model, err);
     if (status == FT_OK)

@@ -56,7 +56,8 @@ static void print_speed(const struct ft_summary *summary, const struct ft_engine
 {
     char a[32], b[32], c[32];
     fprintf(out, "load    %s in %s (%.2f GB/s%s)\n", ft_options_format_bytes(engine->load.bytes, a, sizeof a),
-            format_ns((double)engine->load.ns, b, sizeof b), (double)engine->load.bytes / FT_MAX(1.0, (double)engine->load.ns),
+            format_ns((double)engine->load.ns, b, sizeof b),
+            (double)engine->load.bytes / FT_MAX(1.0, (double)engine->load.ns),
             engine->load.direct ? ", direct" : "");
     fprintf(out, "prompt  %u tokens", summary->prompt_tokens);
     if (summary->reused_tokens)
@@ -97,8 +98,8 @@ static void print_waits(const struct ft_session_stats *stats, double all, FILE *
             double ns = stats->wait_ns[lane][wait];
             if (ns < SHARE_MIN * all)
                 continue;
-            fprintf(out, "%s%s for %s %s", lead, ft_lane_name((enum ft_lane)lane), ft_wait_name((enum ft_wait)wait),
-                    format_ns(ns, text, sizeof text));
+            fprintf(out, "%s%s for %s %s", lead, ft_lane_name((enum ft_lane)lane),
+                    ft_wait_name((enum ft_wait)wait), format_ns(ns, text, sizeof text));
             lead = ", ";
         }
     if (lead[0] == ',')
@@ -112,8 +113,9 @@ static void print_experts(const struct ft_session_stats *stats, FILE *out)
     if (!uses)
         return;
     fprintf(out, "experts %llu used: %llu resident (%.1f%%), %llu fetched (%s), %llu on the CPU\n",
-            (unsigned long long)uses, (unsigned long long)stats->hits, 100.0 * (double)stats->hits / (double)uses,
-            (unsigned long long)stats->fetches, ft_options_format_bytes(stats->fetch_bytes, text, sizeof text),
+            (unsigned long long)uses, (unsigned long long)stats->hits,
+            100.0 * (double)stats->hits / (double)uses, (unsigned long long)stats->fetches,
+            ft_options_format_bytes(stats->fetch_bytes, text, sizeof text),
             (unsigned long long)stats->cpu_experts);
 }
 
@@ -123,9 +125,11 @@ static void print_extras(const struct ft_session_stats *stats, FILE *out)
     if (stats->ple.rows_wanted)
         fprintf(out, "ple     %llu rows wanted, %llu distinct, %llu reads, %s\n",
                 (unsigned long long)stats->ple.rows_wanted, (unsigned long long)stats->ple.rows_distinct,
-                (unsigned long long)stats->ple.reads, ft_options_format_bytes(stats->ple.read_bytes, text, sizeof text));
+                (unsigned long long)stats->ple.reads,
+                ft_options_format_bytes(stats->ple.read_bytes, text, sizeof text));
     if (stats->trace_dropped)
-        fprintf(out, "trace   %llu records were dropped: rings full\n", (unsigned long long)stats->trace_dropped);
+        fprintf(out, "trace   %llu records were dropped: rings full\n",
+                (unsigned long long)stats->trace_dropped);
     if (stats->failed_steps)
         fprintf(out, "failed  %llu steps\n", (unsigned long long)stats->failed_steps);
 }
@@ -186,8 +190,8 @@ static void write_counts(const struct ft_session_stats *stats, struct ft_json *j
     ft_json_u64(json, "ple_read_bytes", stats->ple.read_bytes);
 }
 
-void ft_summary_write_json(const struct ft_summary *summary, const struct ft_engine *engine, struct ft_json *json,
-                           const char *key)
+void ft_summary_write_json(const struct ft_summary *summary, const struct ft_engine *engine,
+                           struct ft_json *json, const char *key)
 {
     struct ft_session_stats stats;
     ft_session_stats(engine->session, &stats);

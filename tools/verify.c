@@ -61,8 +61,8 @@ static int find_hidden(struct ft_reference *reference, const char *path, const s
         uint64_t width = (uint64_t)model->hidden * (i < model->layer_count ? model->hc_count : 1);
         const void *data = NULL;
         snprintf(name, sizeof name, "hidden.%u", i);
-        status = find_data(reference, path, name, false, FT_DTYPE_F32, (uint64_t[]){reference->rows, width}, 2, &data,
-                           err);
+        status = find_data(reference, path, name, false, FT_DTYPE_F32, (uint64_t[]){reference->rows, width},
+                           2, &data, err);
         reference->hidden[i] = data;
     }
     return status;
@@ -84,8 +84,8 @@ static int find_list(const struct ft_reference *reference, const char *path, con
     *count = (uint32_t)length;
     for (uint32_t i = 0; i < *count; i++)
         if ((*ids)[i] < 0 || (uint32_t)(*ids)[i] >= vocab)
-            return ft_error_set(err, FT_FORMAT, "%s: %s[%u] is %d, the model's vocabulary has %u", path, name, i,
-                                (*ids)[i], vocab);
+            return ft_error_set(err, FT_FORMAT, "%s: %s[%u] is %d, the model's vocabulary has %u", path, name,
+                                i, (*ids)[i], vocab);
     return FT_OK;
 }
 
@@ -93,7 +93,8 @@ static int find_all(struct ft_reference *reference, const char *path, const stru
                     struct ft_error *err)
 {
     const void *logits = NULL, *topk = NULL;
-    int status = find_list(reference, path, "input_ids", true, model->vocab, &reference->ids, &reference->rows, err);
+    int status =
+        find_list(reference, path, "input_ids", true, model->vocab, &reference->ids, &reference->rows, err);
     uint64_t rows = reference->rows;
     if (status == FT_OK)
         status = find_list(reference, path, "greedy", false, model->vocab, &reference->greedy,

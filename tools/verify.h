@@ -2,8 +2,8 @@
 /*
  * Results against a reference: how far values are apart, which choices differ.
  *
- * Errors are relative to the largest reference value of the whole tensor: max |a - b| / max |b|. What is not a number
- * on either side is infinitely far. Pure; threads: any.
+ * Errors are relative to the largest reference value of the whole tensor: max |a - b| / max |b|. What is not
+ * a number on either side is infinitely far. Pure; threads: any.
  */
 #ifndef FT_TOOLS_VERIFY_H
 #define FT_TOOLS_VERIFY_H
@@ -15,10 +15,10 @@
 struct ft_reference {
     struct ft_arrays arrays;
     uint32_t rows, greedy_count;
-    const int32_t *ids;    /* [rows] */
-    const float *logits;   /* [rows, vocab] */
-    const int32_t *topk;   /* [layer_count, rows, k], ascending */
-    const int32_t *greedy; /* [greedy_count] */
+    const int32_t *ids;                     /* [rows] */
+    const float *logits;                    /* [rows, vocab] */
+    const int32_t *topk;                    /* [layer_count, rows, k], ascending */
+    const int32_t *greedy;                  /* [greedy_count] */
     const float *hidden[FT_LAYERS_MAX + 1]; /* [rows, nH], the last one [rows, H] */
 };
 /* FT_FORMAT names the tensor, what was found and what the model wants. */

@@ -184,7 +184,7 @@ int ft_bpe_encode_piece(struct ft_encoder *encoder, const char *piece, size_t by
 {
     const struct ft_tokenizer *tokenizer = encoder->tokenizer;
     struct ft_bpe_scratch *s = &encoder->bpe;
-    uint32_t symbol_count;
+    uint32_t symbol_count = 0;
     if (bytes == 0)
         return FT_OK;
     if (tokenizer->bpe.ignore_merges) {

@@ -35,8 +35,8 @@ static int find_next(struct ft_encoder *encoder, const struct ft_split *split, c
     if (split->kind != FT_SPLIT_STRING)
         return ft_regex_search(split->regex, &encoder->regex, text, bytes, from, found, start, end,
                                encoder->err);
-    const char *hit =
-        split->string_bytes ? memmem(text + from, bytes - from, split->string, split->string_bytes) : NULL;
+    /* An empty string is found everywhere, as an empty regex is. */
+    const char *hit = memmem(text + from, bytes - from, split->string, split->string_bytes);
     *found = hit != NULL;
     if (hit) {
         *start = (size_t)(hit - text);

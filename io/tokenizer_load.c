@@ -100,7 +100,7 @@ static int load_vocab(struct ft_tokenizer *tokenizer, json_t *vocab, size_t adde
 {
     const char *token;
     json_t *value;
-    uint32_t id;
+    uint32_t id = 0;
     if (ft_vocabulary_init(&tokenizer->vocabulary, json_object_size(vocab) + added_count, err) != FT_OK)
         return err->code;
     json_object_foreach(vocab, token,

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Hostile tokenizer.json: a file that parses must encode and decode without a crash, and what it encodes must
- * decode. Input: the JSON, then perhaps a NUL byte and the text to encode. Seeds: tests/data/fuzz/tokenizer.
+ * decode. Input: the JSON, then perhaps a NUL byte and the text to encode. Seeds: tests/data/fuzz/tokenizer,
+ * words for -dict: tests/data/fuzz/tokenizer.dict.
  */
 #include "io/tokenizer.h"
 #include "io/utf8.h"

@@ -472,7 +472,7 @@ TEST(split_removes_isolates_and_inverts)
     } cases[] = {{SPLIT("{\"String\": \"b\"}", "Isolated", "false"), "0 1 2 4 0 1 2"},
                  {SPLIT("{\"String\": \"b\"}", "Removed", "false"), "0 2 4 0 2"},
                  {SPLIT("{\"String\": \"b\"}", "Removed", "true"), "1 1"},
-                 {SPLIT("{\"String\": \"\"}", "Removed", "false"), "7 4 7"},
+                 {SPLIT("{\"String\": \"\"}", "Removed", "false"), "0 1 2 4 0 1 2"},
                  {SPLIT("{\"Regex\": \"\\\\s\"}", "Removed", "false"), "7 7"},
                  {SPLIT("{\"Regex\": \"c*\"}", "Isolated", "false"), "0 1 2 4 0 1 2"}, /* empty matches cut */
                  {SPLIT("{\"Regex\": \"(?i)BC|\\\\W\"}", "Isolated", "false"), "0 6 4 0 6"}};

@@ -7,6 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+/* The trees are written by hand after the kernel's documentation and the layouts of common container engines;
+ * none is a recording of a real machine. */
 #define CGROUP_DIR FT_DATA_DIR "/cgroup/"
 
 static struct ft_cgroup_limits read_case(const char *name)

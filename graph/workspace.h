@@ -33,10 +33,11 @@ struct ft_workspace {
     uint64_t shared_gate;   /* [R] */
     uint64_t ple_raw;       /* bytes [ple_count, R, heads, row bytes], 64-byte aligned start */
     uint64_t ple_row_bytes; /* bytes of one token in ple_raw (all heads) */
-    uint64_t ple_e;         /* [R, embed] */
-    uint64_t ple_project;   /* [R, n H + H]: key, value */
+    uint64_t ple_e;         /* [ple_count, R, embed] */
+    uint64_t ple_project;   /* [ple_count, R, n H + H]: key, value */
     uint64_t ple_u;         /* [R, n H] */
     uint64_t ple_c;         /* [R, n H] */
+    uint64_t rotary;        /* [R, rotary_dim]: cos [rotary_dim / 2], then sin, of the row's position */
     uint64_t head_x;        /* [logit rows, H] */
     uint64_t logits;        /* [logit rows, vocab] */
     uint64_t sample_index;  /* u32 [logit rows, vocab] */

@@ -76,6 +76,12 @@ struct ft_plan {
     char advice[512]; /* when it does not fit: which term to lower, and to what */
 };
 
+/* Rows of the largest step, which the workspace is sized for: a prefill chunk, or one row of every sequence. */
+static inline uint32_t ft_plan_rows_max(const struct ft_plan *plan)
+{
+    return FT_MAX(plan->chunk_rows, plan->sequences_max);
+}
+
 /* Consistency of a plan with its model: pools non-zero where needed, sums right, lanes legal. */
 int ft_plan_check(const struct ft_plan *plan, const struct ft_model *model, struct ft_error *err);
 

@@ -53,7 +53,7 @@ void ft_workspace_init(struct ft_workspace *workspace, const struct ft_model *mo
                        uint32_t sequences, uint32_t logit_rows)
 {
     uint64_t r = rows, h = model->hidden, n = FT_MAX(model->hc_count, 1u), nh = n * h;
-    uint64_t picks = r * model->topk, ple = model->ple_count ? 1 : 0;
+    uint64_t picks = r * model->topk, tables = model->ple_count, ple = tables ? 1 : 0;
     *workspace = (struct ft_workspace){.rows = rows, .sequences = sequences, .logit_rows = logit_rows};
     find_widths(workspace, model);
     workspace->residual = reserve(workspace, r * nh);
@@ -75,11 +75,12 @@ void ft_workspace_init(struct ft_workspace *workspace, const struct ft_model *mo
     workspace->shared_h = reserve(workspace, r * FT_MAX(model->shared_width, model->dense_width));
     workspace->shared_y = reserve(workspace, r * h);
     workspace->shared_gate = reserve(workspace, r);
-    workspace->ple_raw = reserve(workspace, ft_div_up(model->ple_count * r * workspace->ple_row_bytes, 4));
-    workspace->ple_e = reserve(workspace, ple * r * model->ple_embed_dim);
-    workspace->ple_project = reserve(workspace, ple * r * (nh + h));
+    workspace->ple_raw = reserve(workspace, ft_div_up(tables * r * workspace->ple_row_bytes, 4));
+    workspace->ple_e = reserve(workspace, tables * r * model->ple_embed_dim);
+    workspace->ple_project = reserve(workspace, tables * r * (nh + h));
     workspace->ple_u = reserve(workspace, ple * r * nh);
     workspace->ple_c = reserve(workspace, ple * r * nh);
+    workspace->rotary = reserve(workspace, r * model->rotary_dim);
     workspace->head_x = reserve(workspace, (uint64_t)logit_rows * h);
     workspace->logits = reserve(workspace, (uint64_t)logit_rows * model->vocab);
     workspace->sample_index = reserve(workspace, (uint64_t)logit_rows * model->vocab);

@@ -12,6 +12,7 @@ static struct ft_model flash_next(void)
                              .kv_head_count = 2,
                              .head_dim = 256,
                              .attention_gate = true,
+                             .rotary_dim = 64,
                              .indexer_head_count = 4,
                              .indexer_dim = 128,
                              .indexer_budget = 2048,
@@ -65,10 +66,11 @@ static void check_regions(const struct ft_workspace *w, const struct ft_model *m
         {w->shared_y, r * h},
         {w->shared_gate, r},
         {w->ple_raw, (m->ple_count * r * w->ple_row_bytes + 3) / 4},
-        {w->ple_e, ple * r * m->ple_embed_dim},
-        {w->ple_project, ple * r * (nh + h)},
+        {w->ple_e, m->ple_count * r * m->ple_embed_dim},
+        {w->ple_project, m->ple_count * r * (nh + h)},
         {w->ple_u, ple * r * nh},
         {w->ple_c, ple * r * nh},
+        {w->rotary, r * m->rotary_dim},
         {w->head_x, l * h},
         {w->logits, l * m->vocab},
         {w->sample_index, l * m->vocab},
@@ -119,7 +121,7 @@ TEST(a_plain_model_pays_for_nothing_it_lacks)
     CHECK_EQ(workspace.select_max, 0);
     CHECK_EQ(workspace.mixed, workspace.x);
     CHECK_EQ(workspace.conv, workspace.query);
-    CHECK_EQ(workspace.ple_raw, workspace.head_x);
+    CHECK_EQ(workspace.ple_raw, workspace.rotary);
 }
 
 TEST_MAIN(RUN(every_buffer_has_its_documented_size_and_alignment)

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Pieces that placement policies are made of, so that a policy reads as its rule and nothing else.
+ * Threads: pure. Ownership: scratch arrays live in the policy's state, sized by ft_place_state_bytes.
+ */
+#ifndef FT_PLANNER_PLACE_H
+#define FT_PLANNER_PLACE_H
+
+#include "graph/policy.h"
+#include "planner/pick.h"
+
+/* State of every policy here: two scratch arrays behind the struct. */
+struct ft_place_state {
+    struct ft_policy_params params;
+    struct ft_pick misses, victims; /* room for one layer's active experts each */
+    uint32_t miss_count;
+    uint32_t capacity; /* keys behind each pick: experts of a layer */
+};
+
+uint64_t ft_place_state_bytes(const struct ft_policy_params *params);
+int ft_place_init(void *state, const struct ft_policy_params *params, struct ft_error *err);
+
+/* Places what is resident on the device and everything else on the CPU with `miss_reason`; without a device
+ * all is CPU with NO_DEVICE. Then collects the misses: misses.keys ascending by (last use, most recent first;
+ * expert), so that index i is the position in the input arrays of the i-th most recently used miss. Returns
+ * their number, 0 without a device. */
+uint32_t ft_place_begin(struct ft_place_state *state, const struct ft_layer_in *in, struct ft_layer_out *out,
+                        enum ft_reason miss_reason);
+/* Makes FETCH of the first `count` collected misses. In prefill they are staged; else each takes a slot, the
+ * least recently used first. What finds no slot: reuse = true gives it a slot of this answer again (a wave,
+ * evict_lru.h), else it stays on the CPU with NO_SLOT. */
+void ft_place_fetch(struct ft_place_state *state, const struct ft_layer_in *in, struct ft_layer_out *out,
+                    uint32_t count, enum ft_reason reason, bool reuse);
+
+#endif

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The plan maker: from model, weight sizes, machine and the user's options to a plan, before any weight is
+ * loaded.
+ *
+ * What is chosen when the user does not say (every number also stands, with its reason, in the memory table):
+ *   device      none for `cpu` and for `auto` on a machine without a GPU; the GPU when there is one; else the
+ * host device (slots and link in RAM) for the strategies that need a device auto        cpu without a device;
+ * fused when every expert fits; hybrid with the measured share when the profile has the contended pair; else
+ * offload workers     usable cores - (1 if a device is present and usable > 2), at least 1 slots       fused:
+ * every expert. GPU: what the device's memory holds when everything else is in. Host device: a quarter of all
+ * experts, at least topk x sequences. cpu: none. Tiny builds: 1 staging     per half min(experts of a layer,
+ * chunk rows x topk, 64 MiB of experts), at least 1; fused: 1, for an expert that is missing at start; none
+ * without slots kv tokens   min(positions, 8192), rounded up to pages, plus one page per further sequence
+ * (each may end in a page of its own) sequences   8 chunk       128 rows, but no more than kv tokens, and a
+ * workspace of at most 48 MiB (not below 8 rows) snapshots   8 sequence states, at most the larger of 64 MiB
+ * and two states (rollback and prefix reuse need one each); none for models whose state can be cut anywhere
+ * Where these do not fit, slots of the host device, snapshots, kv tokens and sequences are halved in this
+ * order until they do; what the user asked for is never changed.
+ *
+ * The memory of the host device is RAM: its terms stand under the device tier and count against both limits.
+ * Threads: pure. Errors: FT_USAGE for wishes that contradict each other or the machine. A plan that does not
+ * fit is FT_OK with fits = false and advice naming the option to lower, and to what.
+ */
+#ifndef FT_PLANNER_PLAN_MAKE_H
+#define FT_PLANNER_PLAN_MAKE_H
+
+#include "graph/plan.h"
+
+int ft_plan_make(const struct ft_model *model, const struct ft_weight_sizes *sizes,
+                 const struct ft_machine *machine, const struct ft_plan_options *options,
+                 struct ft_plan *plan, struct ft_error *err);
+
+#endif

@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The memory table of a plan in the making: pools from knobs, sums, what to lower when it does not fit. */
+#include "graph/workspace.h"
+#include "planner/plan_make_internal.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#define STAGING_BYTES_MAX (UINT64_C(64) << 20)
+#define WORKSPACE_BYTES_MAX (UINT64_C(48) << 20)
+#define CHUNK_ROWS_MIN 8u
+
+static const struct {
+    const char *option, *unit;
+} knob_texts[FT_KNOB_COUNT] = {[FT_KNOB_SLOTS] = {"--moe-cache-size", ""},
+                               [FT_KNOB_SNAPSHOTS] = {"--snapshot-bytes", ""},
+                               [FT_KNOB_KV] = {"--kv-tokens", ""},
+                               [FT_KNOB_CHUNK] = {"--chunk", " rows"},
+                               [FT_KNOB_SEQUENCES] = {"--sequences", ""}};
+
+static double gib(uint64_t bytes)
+{
+    return (double)bytes / (double)(UINT64_C(1) << 30);
+}
+
+/* ---- pools ---- */
+
+static uint64_t workspace_bytes(const struct ft_plan_draft *draft, uint32_t chunk)
+{
+    struct ft_workspace workspace;
+    uint32_t sequences = (uint32_t)draft->knob[FT_KNOB_SEQUENCES], rows = FT_MAX(chunk, sequences);
+    ft_workspace_init(&workspace, draft->model, rows, sequences,
+                      draft->options->all_logits ? rows : sequences);
+    return ft_plan_times(workspace.count, sizeof(float));
+}
+
+/* The default chunk keeps the workspace small; a chunk that the user gave is only cut to the KV pool, which
+ * it could never fill. */
+static uint32_t chunk_rows(const struct ft_plan_draft *draft)
+{
+    uint32_t chunk = (uint32_t)FT_MIN(draft->knob[FT_KNOB_CHUNK], draft->knob[FT_KNOB_KV]);
+    if (draft->given[FT_KNOB_CHUNK])
+        return FT_MAX(chunk, 1u);
+    while (chunk > CHUNK_ROWS_MIN && workspace_bytes(draft, chunk) > WORKSPACE_BYTES_MAX)
+        chunk--;
+    return FT_MAX(chunk, 1u);
+}
+
+static uint32_t staging_experts(const struct ft_plan_draft *draft)
+{
+    const struct ft_plan *plan = draft->plan;
+    if (plan->device == FT_DEVICE_NONE || plan->slot_count == 0)
+        return 0;
+    if (plan->strategy == FT_STRATEGY_FUSED)
+        return 1;
+    uint64_t fit =
+        FT_MAX(STAGING_BYTES_MAX / FT_MAX(draft->sizes->expert_bytes_max, UINT64_C(1)), UINT64_C(1));
+    uint64_t active = ft_plan_times(plan->chunk_rows, draft->model->topk);
+    return (uint32_t)FT_MAX(FT_MIN(FT_MIN(fit, active), (uint64_t)draft->model->expert_count), UINT64_C(1));
+}
+
+static void derive_pools(struct ft_plan_draft *draft)
+{
+    struct ft_plan *plan = draft->plan;
+    plan->sequences_max = (uint32_t)draft->knob[FT_KNOB_SEQUENCES];
+    plan->chunk_rows = chunk_rows(draft);
+    plan->logit_rows_max = draft->options->all_logits ? ft_plan_rows_max(plan) : plan->sequences_max;
+    plan->slot_count = (uint32_t)draft->knob[FT_KNOB_SLOTS];
+    plan->staging_experts = staging_experts(draft);
+    plan->snapshot_bytes = draft->knob[FT_KNOB_SNAPSHOTS];
+    uint64_t pages = ft_div_up(draft->knob[FT_KNOB_KV], plan->page_tokens) + plan->sequences_max - 1;
+    plan->page_count = (uint32_t)FT_MIN(pages, (uint64_t)UINT32_MAX - 1);
+}
+
+/* ---- the table ---- */
+
+__attribute__((format(printf, 5, 6))) static void add_term(struct ft_plan *plan, enum ft_plan_pool pool,
+                                                           enum ft_tier tier, uint64_t bytes,
+                                                           const char *format, ...)
+{
+    va_list args;
+    if (!bytes)
+        return;
+    struct ft_plan_term *term = &plan->terms[plan->term_count++];
+    term->pool = (uint8_t)pool;
+    term->tier = (uint8_t)tier;
+    term->bytes = bytes;
+    va_start(args, format);
+    vsnprintf(term->reason, sizeof term->reason, format, args);
+    va_end(args);
+}
+
+static const char *knob_origin(const struct ft_plan_draft *draft, enum ft_plan_knob knob)
+{
+    if (!draft->given[knob])
+        return "default";
+    if (knob == FT_KNOB_SLOTS && draft->plan->strategy == FT_STRATEGY_FUSED)
+        return "fused: all experts";
+    if (knob == FT_KNOB_SLOTS && !draft->options->slot_count)
+        return "--moe-cache-rate";
+    return knob_texts[knob].option;
+}
+
+static void add_weight_terms(struct ft_plan_draft *draft, enum ft_tier near)
+{
+    struct ft_plan *plan = draft->plan;
+    const struct ft_weight_sizes *sizes = draft->sizes;
+    bool tied = draft->model->tied;
+    add_term(plan, FT_POOL_DENSE, near, sizes->dense_bytes, "all weights but experts, embedding and head");
+    add_term(plan, FT_POOL_EMBED, tied ? near : FT_TIER_RAM, sizes->embed_bytes, "%s",
+             tied ? "the head reads it too" : "single rows are read");
+    add_term(plan, FT_POOL_HEAD, near, sizes->head_bytes, "read once a token");
+    add_term(plan, FT_POOL_BANK, FT_TIER_RAM, sizes->expert_total_bytes, "%llu experts in %u layers, %s",
+             (unsigned long long)draft->expert_count, sizes->moe_layer_count,
+             ft_format_name(sizes->expert_format));
+    add_term(plan, FT_POOL_SLOTS, FT_TIER_DEVICE, ft_plan_times(plan->slot_count, sizes->expert_bytes_max),
+             "%u slots of %llu B (%.1f%% of all): %s", plan->slot_count,
+             (unsigned long long)sizes->expert_bytes_max,
+             100.0 * plan->slot_count / (double)FT_MAX(draft->expert_count, UINT64_C(1)),
+             knob_origin(draft, FT_KNOB_SLOTS));
+    add_term(plan, FT_POOL_STAGING, FT_TIER_DEVICE,
+             ft_plan_times(2ull * plan->staging_experts, sizes->expert_bytes_max),
+             "2 halves of %u experts for prefill", plan->staging_experts);
+    add_term(plan, FT_POOL_PLE, plan->ple_in_ram ? FT_TIER_RAM : FT_TIER_DISK, sizes->ple_bytes, "%s",
+             plan->ple_in_ram ? "asked for in RAM" : "rows are read in place from disk");
+}
+
+static void add_state_terms(struct ft_plan_draft *draft, enum ft_tier near)
+{
+    struct ft_plan *plan = draft->plan;
+    add_term(plan, FT_POOL_KV, near, ft_plan_times(plan->page_count, draft->page_bytes),
+             "%llu tokens in %u pages of %u: %s", (unsigned long long)draft->knob[FT_KNOB_KV],
+             plan->page_count, plan->page_tokens, knob_origin(draft, FT_KNOB_KV));
+    add_term(plan, FT_POOL_STATE, near, ft_plan_times(plan->sequences_max, draft->state_bytes),
+             "%u sequences of %llu B: %s", plan->sequences_max, (unsigned long long)draft->state_bytes,
+             knob_origin(draft, FT_KNOB_SEQUENCES));
+    add_term(plan, FT_POOL_SNAPSHOTS, FT_TIER_RAM, plan->snapshot_bytes, "room for %llu states of %llu B: %s",
+             (unsigned long long)(draft->state_bytes ? plan->snapshot_bytes / draft->state_bytes : 0),
+             (unsigned long long)draft->state_bytes, knob_origin(draft, FT_KNOB_SNAPSHOTS));
+    add_term(plan, FT_POOL_WORKSPACE, near, workspace_bytes(draft, plan->chunk_rows),
+             "%u rows, %u rows of logits: %s", ft_plan_rows_max(plan), plan->logit_rows_max,
+             knob_origin(draft, FT_KNOB_CHUNK));
+}
+
+static uint64_t tier_limit(const struct ft_plan_draft *draft, enum ft_tier tier)
+{
+    const struct ft_plan_options *options = draft->options;
+    if (tier == FT_TIER_RAM)
+        return options->ram_bytes ? options->ram_bytes : draft->machine->ram_bytes;
+    if (tier == FT_TIER_DISK || draft->plan->device == FT_DEVICE_NONE)
+        return 0;
+    if (options->device_bytes)
+        return options->device_bytes;
+    /* a machine with a GPU may still be asked for the host device, which has no memory of its own */
+    return draft->machine->device == draft->plan->device ? draft->machine->device_memory_bytes : 0;
+}
+
+static bool tier_fits(const struct ft_plan *plan, enum ft_tier tier)
+{
+    return !plan->limit_bytes[tier] ? plan->used_bytes[tier] != UINT64_MAX
+                                    : plan->used_bytes[tier] <= plan->limit_bytes[tier];
+}
+
+void ft_plan_draft_derive(struct ft_plan_draft *draft)
+{
+    struct ft_plan *plan = draft->plan;
+    enum ft_tier near = plan->device == FT_DEVICE_NONE ? FT_TIER_RAM : FT_TIER_DEVICE;
+    derive_pools(draft);
+    plan->term_count = 0;
+    memset(plan->terms, 0, sizeof plan->terms);
+    memset(plan->used_bytes, 0, sizeof plan->used_bytes);
+    add_weight_terms(draft, near);
+    add_state_terms(draft, near);
+    for (uint32_t i = 0; i < plan->term_count; i++)
+        plan->used_bytes[plan->terms[i].tier] =
+            ft_plan_plus(plan->used_bytes[plan->terms[i].tier], plan->terms[i].bytes);
+    if (plan->device == FT_DEVICE_HOST) /* its memory is RAM */
+        plan->used_bytes[FT_TIER_RAM] =
+            ft_plan_plus(plan->used_bytes[FT_TIER_RAM], plan->used_bytes[FT_TIER_DEVICE]);
+    plan->fits = true;
+    for (uint32_t tier = 0; tier < FT_TIER_COUNT; tier++) {
+        plan->limit_bytes[tier] = tier_limit(draft, (enum ft_tier)tier);
+        plan->fits = plan->fits && tier_fits(plan, (enum ft_tier)tier);
+    }
+}
+
+/* ---- lowering ---- */
+
+/* The largest value of the knob, at most `most`, with which the tier (or everything, FT_TIER_COUNT) fits;
+ * false: none, and the draft is left at the knob's floor. Memory grows with every knob, so halving the
+ * interval finds it. */
+static bool lower_knob(struct ft_plan_draft *draft, enum ft_plan_knob knob, uint64_t most, enum ft_tier tier)
+{
+    uint64_t low = draft->floor[knob], high = most;
+    draft->knob[knob] = low;
+    ft_plan_draft_derive(draft);
+    if (tier == FT_TIER_COUNT ? !draft->plan->fits : !tier_fits(draft->plan, tier))
+        return false;
+    while (low < high) {
+        uint64_t middle = high - (high - low) / 2;
+        draft->knob[knob] = middle;
+        ft_plan_draft_derive(draft);
+        if (tier == FT_TIER_COUNT ? draft->plan->fits : tier_fits(draft->plan, tier))
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    draft->knob[knob] = low;
+    ft_plan_draft_derive(draft);
+    return true;
+}
+
+static void halve_until_fit(struct ft_plan_draft *draft, enum ft_plan_knob knob)
+{
+    while (!draft->plan->fits && !draft->given[knob] && draft->knob[knob] > draft->floor[knob]) {
+        draft->knob[knob] = FT_MAX(draft->knob[knob] / 2, draft->floor[knob]);
+        ft_plan_draft_derive(draft);
+    }
+}
+
+void ft_plan_draft_settle(struct ft_plan_draft *draft)
+{
+    bool fill =
+        draft->plan->device == FT_DEVICE_CUDA && !draft->given[FT_KNOB_SLOTS] && draft->knob[FT_KNOB_SLOTS];
+    ft_plan_draft_derive(draft);
+    static const enum ft_plan_knob order[] = {FT_KNOB_SLOTS, FT_KNOB_SNAPSHOTS, FT_KNOB_KV,
+                                              FT_KNOB_SEQUENCES};
+    for (size_t i = 0; i < sizeof order / sizeof order[0]; i++)
+        halve_until_fit(draft, order[i]);
+#ifndef FT_TINY
+    if (fill && draft->plan->fits && draft->plan->limit_bytes[FT_TIER_DEVICE])
+        lower_knob(draft, FT_KNOB_SLOTS, draft->expert_count, FT_TIER_COUNT);
+#else
+    (void)fill;
+#endif
+}
+
+/* ---- advice ---- */
+
+__attribute__((format(printf, 2, 3))) static void say(struct ft_plan *plan, const char *format, ...)
+{
+    size_t used = strlen(plan->advice);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(plan->advice + used, sizeof plan->advice - used, format, args);
+    va_end(args);
+}
+
+/* Largest terms of a tier first: what the memory is for. */
+static void say_terms(struct ft_plan *plan, enum ft_tier tier)
+{
+    bool said[FT_POOL_COUNT] = {false};
+    for (int i = 0; i < 3; i++) {
+        const struct ft_plan_term *best = NULL;
+        for (uint32_t t = 0; t < plan->term_count; t++) {
+            const struct ft_plan_term *term = &plan->terms[t];
+            bool counts = term->tier == tier || (plan->device == FT_DEVICE_HOST && tier == FT_TIER_RAM &&
+                                                 term->tier == FT_TIER_DEVICE);
+            if (counts && !said[term->pool] && (!best || term->bytes > best->bytes))
+                best = term;
+        }
+        if (!best)
+            break;
+        said[best->pool] = true;
+        say(plan, "%s%s %.2f", i ? ", " : "", ft_plan_pool_name((enum ft_plan_pool)best->pool),
+            gib(best->bytes));
+    }
+}
+
+/* Tries every knob alone; true when one is enough. */
+static bool advise_one_knob(const struct ft_plan_draft *draft, enum ft_tier tier)
+{
+    struct ft_plan_draft trial = *draft;
+    struct ft_plan plan = *draft->plan;
+    trial.plan = &plan;
+    bool found = false;
+    static const enum ft_plan_knob order[] = {FT_KNOB_KV, FT_KNOB_SLOTS, FT_KNOB_SNAPSHOTS, FT_KNOB_SEQUENCES,
+                                              FT_KNOB_CHUNK};
+    for (size_t i = 0; i < sizeof order / sizeof order[0]; i++) {
+        enum ft_plan_knob knob = order[i];
+        if (draft->knob[knob] <= draft->floor[knob])
+            continue;
+        memcpy(trial.knob, draft->knob, sizeof trial.knob);
+        if (!lower_knob(&trial, knob, draft->knob[knob], tier))
+            continue;
+        say(draft->plan, "%s%s %llu%s instead of %llu saves %.2f GiB", found ? "; or " : "",
+            knob_texts[knob].option, (unsigned long long)trial.knob[knob], knob_texts[knob].unit,
+            (unsigned long long)draft->knob[knob],
+            gib(draft->plan->used_bytes[tier] - plan.used_bytes[tier]));
+        found = true;
+    }
+    return found;
+}
+
+/* Everything at its smallest: either that fits, or no option helps. */
+static bool advise_all_knobs(const struct ft_plan_draft *draft, enum ft_tier tier)
+{
+    struct ft_plan_draft trial = *draft;
+    struct ft_plan plan = *draft->plan;
+    trial.plan = &plan;
+    memcpy(trial.knob, draft->floor, sizeof trial.knob);
+    ft_plan_draft_derive(&trial);
+    if (!tier_fits(&plan, tier)) {
+        say(draft->plan, "no size option helps: the least possible is %.2f GiB", gib(plan.used_bytes[tier]));
+        return false;
+    }
+    say(draft->plan, "lower several together, at the least");
+    for (uint32_t knob = 0; knob < FT_KNOB_COUNT; knob++)
+        if (draft->knob[knob] > draft->floor[knob])
+            say(draft->plan, " %s %llu", knob_texts[knob].option, (unsigned long long)draft->floor[knob]);
+    say(draft->plan, " (%.2f GiB)", gib(plan.used_bytes[tier]));
+    return true;
+}
+
+/* Another strategy that would fit, tried in the order of what it costs in speed. */
+static void advise_strategy(const struct ft_plan_draft *draft)
+{
+    static const enum ft_strategy order[] = {FT_STRATEGY_OFFLOAD, FT_STRATEGY_CPU};
+    for (size_t i = 0; i < sizeof order / sizeof order[0]; i++) {
+        struct ft_plan_draft trial = *draft;
+        struct ft_plan plan = *draft->plan;
+        trial.plan = &plan;
+        if (plan.strategy == order[i] && plan.device == FT_DEVICE_NONE)
+            continue;
+        bool cpu = order[i] == FT_STRATEGY_CPU;
+        plan.strategy = order[i];
+        plan.device = cpu ? FT_DEVICE_NONE : plan.device;
+        if (plan.device == FT_DEVICE_NONE && !cpu)
+            continue;
+        trial.floor[FT_KNOB_SLOTS] = cpu ? 0 : 1;
+        trial.given[FT_KNOB_SLOTS] = false;
+        if (lower_knob(&trial, FT_KNOB_SLOTS, cpu ? 0 : draft->expert_count, FT_TIER_COUNT)) {
+            if (cpu)
+                say(draft->plan, "; or --strategy cpu --device none (%.2f GiB of RAM)",
+                    gib(plan.used_bytes[FT_TIER_RAM]));
+            else if (draft->plan->strategy == FT_STRATEGY_FUSED)
+                say(draft->plan, "; or --strategy offload --moe-cache-size %llu",
+                    (unsigned long long)trial.knob[FT_KNOB_SLOTS]);
+        }
+    }
+}
+
+void ft_plan_draft_advise(const struct ft_plan_draft *draft)
+{
+    static const char *const tier_texts[FT_TIER_COUNT] = {"device memory", "RAM", "disk"};
+    struct ft_plan *plan = draft->plan;
+    plan->advice[0] = '\0';
+    for (uint32_t t = 0; t < FT_TIER_COUNT; t++) {
+        enum ft_tier tier = (enum ft_tier)t;
+        if (tier_fits(plan, tier))
+            continue;
+        say(plan, "%sneeds %.2f GiB of %s and %.2f are usable (", plan->advice[0] ? ". Also " : "",
+            gib(plan->used_bytes[tier]), tier_texts[tier], gib(plan->limit_bytes[tier]));
+        say_terms(plan, tier);
+        say(plan, "): ");
+        if (tier == FT_TIER_RAM && plan->ple_in_ram &&
+            plan->used_bytes[tier] - FT_MIN(plan->used_bytes[tier], draft->sizes->ple_bytes) <=
+                plan->limit_bytes[tier])
+            say(plan, "--ple-backend disk saves %.2f GiB", gib(draft->sizes->ple_bytes));
+        else if (!advise_one_knob(draft, tier))
+            advise_all_knobs(draft, tier);
+    }
+    advise_strategy(draft);
+}

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "planner/policies.h"
+
+#include <string.h>
+
+static const struct {
+    const struct ft_policy *policy;
+    const char *text;
+} list[] = {
+#define X(name, text) {&ft_policy_##name, text},
+#include "planner/policies.def"
+#undef X
+};
+
+uint32_t ft_policies_count(void)
+{
+    return sizeof list / sizeof list[0];
+}
+
+const struct ft_policy *ft_policies_get(uint32_t index)
+{
+    FT_ASSERT_LT(index, ft_policies_count());
+    return list[index].policy;
+}
+
+const char *ft_policies_text(uint32_t index)
+{
+    FT_ASSERT_LT(index, ft_policies_count());
+    return list[index].text;
+}
+
+const struct ft_policy *ft_policies_find(const char *name)
+{
+    for (uint32_t i = 0; i < ft_policies_count(); i++)
+        if (strcmp(list[i].policy->name, name) == 0)
+            return list[i].policy;
+    return strcmp(ft_policy_safe.name, name) == 0 ? &ft_policy_safe : NULL;
+}
+
+int ft_policies_find_for(const struct ft_policy **policy, enum ft_strategy strategy, struct ft_error *err)
+{
+    *policy = strategy == FT_STRATEGY_AUTO ? NULL : ft_policies_find(ft_strategy_name(strategy));
+    if (*policy)
+        return FT_OK;
+    return ft_error_set(err, FT_USAGE,
+                        "strategy %s has no policy: the plan resolves it to fused, offload, cpu or hybrid "
+                        "first",
+                        ft_strategy_name(strategy));
+}

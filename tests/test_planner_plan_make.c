@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "planner/plan_json.h"
+#include "planner/plan_make.h"
+#include "tests/test.h"
+
+#include "graph/workspace.h"
+
+#include <jansson.h>
+
+#define GIB (UINT64_C(1) << 30)
+
+static struct ft_model model;
+static struct ft_weight_sizes sizes;
+static struct ft_machine machine;
+static struct ft_plan_options options;
+static struct ft_plan plan;
+static struct ft_error err;
+
+static void layers_every_fourth_sparse(void)
+{
+    for (uint32_t i = 0; i < model.layer_count; i++)
+        model.layers[i] = (struct ft_layer_spec){
+            .attention = (uint8_t)(i % 4 == 3 ? FT_ATTENTION_SPARSE : FT_ATTENTION_LINEAR),
+            .ple = FT_PLE_NONE};
+    model.layers[1].ple = 0;
+}
+
+/* Published shape and sizes of the main model (tests/data/cases/shapes.json). */
+static void use_flash_next(void)
+{
+    model = (struct ft_model){.hidden = 2560,
+                              .vocab = 248320,
+                              .layer_count = 48,
+                              .position_max = 262144,
+                              .head_count = 24,
+                              .kv_head_count = 2,
+                              .head_dim = 256,
+                              .attention_gate = true,
+                              .rotary_dim = 64,
+                              .indexer_head_count = 4,
+                              .indexer_dim = 128,
+                              .indexer_budget = 2048,
+                              .indexer_ratio = 4,
+                              .key_head_count = 16,
+                              .value_head_count = 48,
+                              .key_dim = 128,
+                              .value_dim = 128,
+                              .conv_taps = 4,
+                              .expert_count = 512,
+                              .topk = 10,
+                              .expert_width = 640,
+                              .shared_width = 640,
+                              .hc_count = 4,
+                              .hc_lowrank = 320,
+                              .ple_count = 1,
+                              .ple_embed_dim = 2560,
+                              .ple_taps = 4,
+                              .ngram_size = 3};
+    layers_every_fourth_sparse();
+    model.ple[0] = (struct ft_ple_spec){.layer = 1, .head_count = 16, .row_width = 160};
+    sizes = (struct ft_weight_sizes){.dense_bytes = UINT64_C(5960000000),
+                                     .embed_bytes = 248320ull * 2560 * 2,
+                                     .head_bytes = 248320ull * 2560 * 2,
+                                     .expert_bytes_max = 2764864,
+                                     .expert_total_bytes = 24576ull * 2764864,
+                                     .ple_bytes = UINT64_C(51217735680),
+                                     .moe_layer_count = 48,
+                                     .expert_format = FT_FORMAT_NVFP4};
+}
+
+/* The size of the small test model: everything fits everywhere. */
+static void use_tiny(void)
+{
+    model = (struct ft_model){.hidden = 256,
+                              .vocab = 4096,
+                              .layer_count = 8,
+                              .position_max = 2048,
+                              .head_count = 4,
+                              .kv_head_count = 2,
+                              .head_dim = 64,
+                              .attention_gate = true,
+                              .rotary_dim = 16,
+                              .indexer_head_count = 2,
+                              .indexer_dim = 32,
+                              .indexer_budget = 512,
+                              .indexer_ratio = 4,
+                              .key_head_count = 2,
+                              .value_head_count = 4,
+                              .key_dim = 32,
+                              .value_dim = 32,
+                              .conv_taps = 4,
+                              .expert_count = 32,
+                              .topk = 4,
+                              .expert_width = 64,
+                              .shared_width = 64,
+                              .hc_count = 2,
+                              .hc_lowrank = 32,
+                              .ple_count = 1,
+                              .ple_embed_dim = 64,
+                              .ple_taps = 4,
+                              .ngram_size = 3};
+    layers_every_fourth_sparse();
+    model.ple[0] = (struct ft_ple_spec){.layer = 1, .head_count = 4, .row_width = 16};
+    sizes = (struct ft_weight_sizes){.dense_bytes = 6 << 20,
+                                     .embed_bytes = 4096 * 256 * 2,
+                                     .head_bytes = 4096 * 256 * 2,
+                                     .expert_bytes_max = 27712,
+                                     .expert_total_bytes = 8 * 32 * 27712,
+                                     .ple_bytes = 1 << 20,
+                                     .moe_layer_count = 8,
+                                     .expert_format = FT_FORMAT_NVFP4};
+}
+
+static void use_machine(uint32_t cores, double ram_gib, double gpu_gib)
+{
+    machine = (struct ft_machine){.cores_usable = cores,
+                                  .cores_visible = cores,
+                                  .ram_bytes = (uint64_t)(ram_gib * (double)GIB),
+                                  .device = gpu_gib > 0 ? FT_DEVICE_CUDA : FT_DEVICE_NONE,
+                                  .device_memory_bytes = (uint64_t)(gpu_gib * (double)GIB)};
+    options = (struct ft_plan_options){.slot_rate = -1, .fetch_share = -1};
+}
+
+static int make(void)
+{
+    return ft_plan_make(&model, &sizes, &machine, &options, &plan, &err);
+}
+
+static const struct ft_plan_term *term(enum ft_plan_pool pool)
+{
+    static const struct ft_plan_term none;
+    for (uint32_t i = 0; i < plan.term_count; i++)
+        if (plan.terms[i].pool == pool)
+            return &plan.terms[i];
+    return &none;
+}
+
+TEST(a_cpu_only_machine_runs_everything_on_its_cores)
+{
+    use_tiny();
+    use_machine(2, 4, 0);
+    CHECK_OK(make(), &err);
+    CHECK(plan.fits);
+    CHECK_EQ(plan.strategy, FT_STRATEGY_CPU);
+    CHECK_EQ(plan.device, FT_DEVICE_NONE);
+    CHECK(strstr(plan.strategy_reason, "no device") != NULL);
+    CHECK_EQ(plan.workers, 2);
+    CHECK_EQ(plan.tiling.tiles_max, 4);
+    CHECK_EQ(plan.slot_count + plan.staging_experts, 0);
+    CHECK_EQ(plan.tiling.lane_of_op[FT_OP_ATTN], FT_LANE_CPU);
+    CHECK_EQ(plan.tiling.lane_of_op[FT_OP_PLE_READ], FT_LANE_IO);
+    CHECK_EQ(plan.reason_of_op[FT_OP_PLE_READ], FT_REASON_FIXED_LANE);
+    CHECK_EQ(plan.tiling.lane_of_op[FT_OP_JOIN], FT_LANE_INLINE);
+    CHECK_EQ(plan.used_bytes[FT_TIER_DEVICE], 0);
+    CHECK_EQ(term(FT_POOL_PLE)->tier, FT_TIER_DISK);
+    CHECK_EQ(plan.sequences_max, 8);
+    CHECK_EQ(plan.chunk_rows, 128);
+    CHECK_EQ(plan.logit_rows_max, 8);
+    CHECK_EQ(plan.page_count, 2048 / plan.page_tokens + 7);
+    struct ft_workspace workspace;
+    ft_workspace_init(&workspace, &model, ft_plan_rows_max(&plan), plan.sequences_max, plan.logit_rows_max);
+    CHECK_EQ(term(FT_POOL_WORKSPACE)->bytes, workspace.count * 4);
+    struct ft_state_layout state;
+    ft_state_layout_init(&state, &model);
+    CHECK_EQ(term(FT_POOL_STATE)->bytes, 8 * 4 * state.count);
+    CHECK_EQ(plan.snapshot_bytes, 8 * 4 * state.count);
+}
+
+TEST(strategies_that_need_a_device_get_the_host_device)
+{
+    use_tiny();
+    use_machine(4, 4, 0);
+    options.strategy = FT_STRATEGY_OFFLOAD;
+    CHECK_OK(make(), &err);
+    CHECK_EQ(plan.device, FT_DEVICE_HOST);
+    CHECK_EQ(plan.workers, 3); /* it counts as a core */
+    CHECK(plan.fetch_share == 1);
+    CHECK_EQ(plan.tiling.lane_of_op[FT_OP_ATTN], FT_LANE_DEVICE);
+    CHECK_EQ(plan.tiling.lane_of_op[FT_OP_FETCH], FT_LANE_LINK);
+    CHECK_EQ(plan.tiling.lane_of_op[FT_OP_EXPERT_UP], FT_LANE_CPU);
+#ifdef FT_TINY
+    CHECK_EQ(plan.slot_count, 1);
+#else
+    CHECK_EQ(plan.slot_count, 64); /* a quarter of 8 x 32 */
+#endif
+    CHECK_EQ(plan.staging_experts, 32);
+    CHECK_EQ(term(FT_POOL_SLOTS)->tier, FT_TIER_DEVICE);
+    CHECK(plan.used_bytes[FT_TIER_RAM] > plan.used_bytes[FT_TIER_DEVICE]); /* counted against both */
+    CHECK(plan.used_bytes[FT_TIER_RAM] >= sizes.expert_total_bytes + plan.used_bytes[FT_TIER_DEVICE]);
+    options.slot_count = 7;
+    CHECK_OK(make(), &err);
+    CHECK_EQ(plan.slot_count, 7);
+    options.slot_count = 100000;
+    CHECK_OK(make(), &err);
+    CHECK_EQ(plan.slot_count, 256);
+    options.slot_count = 0;
+    options.slot_rate = 0.152;
+    CHECK_OK(make(), &err);
+    CHECK_EQ(plan.slot_count, 39);
+    CHECK(strstr(term(FT_POOL_SLOTS)->reason, "--moe-cache-rate") != NULL);
+    options.strategy = FT_STRATEGY_HYBRID;
+    CHECK_OK(make(), &err);
+    CHECK(plan.fetch_share == 0.5);
+    options.fetch_share = 0;
+    CHECK_OK(make(), &err);
+    CHECK(plan.fetch_share == 0);
+}
+
+TEST(fused_has_a_slot_for_every_expert)
+{
+    use_tiny();
+    use_machine(2, 4, 0);
+    options.strategy = FT_STRATEGY_FUSED;
+    CHECK_OK(make(), &err);
+    CHECK_EQ(plan.slot_count, 256);
+    CHECK_EQ(plan.workers, 2); /* two cores: the driver floats */
+    options.device_bytes = 12 << 20;
+    CHECK_OK(make(), &err);
+    CHECK(!plan.fits);
+    CHECK(strstr(plan.advice, "device memory") != NULL);
+    CHECK(strstr(plan.advice, "--strategy cpu") != NULL);
+}
+
+TEST(host_device_with_cpu_strategy_keeps_experts_on_the_cores)
+{
+    use_tiny();
+    use_machine(1, 4, 0);
+    options = (struct ft_plan_options){.strategy = FT_STRATEGY_CPU,
+                                       .device = FT_DEVICE_HOST,
+                                       .device_given = true,
+                                       .slot_rate = -1,
+                                       .fetch_share = -1};
+    CHECK_OK(make(), &err);
+    CHECK_EQ(plan.device, FT_DEVICE_HOST);
+    CHECK_EQ(plan.slot_count, 0);
+    CHECK_EQ(plan.staging_experts, 0);
+    CHECK_EQ(plan.workers, 1);
+    CHECK_EQ(plan.tiling.tiles_max, 1);
+    options.slot_count = 5;
+    CHECK_OK(make(), &err);
+    CHECK_EQ(plan.slot_count, 5);
+    CHECK(plan.staging_experts >= 1);
+}
+
+TEST(contradicting_wishes_are_refused_by_name)
+{
+    use_tiny();
+    use_machine(4, 4, 0);
+    options.workers = 5;
+    CHECK_FAILS(make(), FT_USAGE, "4 cores are usable", &err);
+    use_machine(4, 4, 0);
+    options.device_given = true;
+    options.device = FT_DEVICE_CUDA;
+    CHECK_FAILS(make(), FT_UNSUPPORTED, "no usable GPU", &err);
+    options.device = FT_DEVICE_NONE;
+    options.strategy = FT_STRATEGY_HYBRID;
+    CHECK_FAILS(make(), FT_USAGE, "needs a device", &err);
+    use_machine(4, 4, 0);
+    options.slot_rate = 1.5;
+    CHECK_FAILS(make(), FT_USAGE, "--moe-cache-rate 1.5", &err);
+    use_machine(4, 4, 0);
+    options.fetch_share = NAN;
+    CHECK_FAILS(make(), FT_USAGE, "share of misses", &err);
+    use_machine(4, 4, 0);
+    options.sequences_max = 100000;
+    CHECK_FAILS(make(), FT_USAGE, "100000 sequences", &err);
+}
+
+TEST(workers_follow_the_usable_cores)
+{
+    static const uint32_t cases[][3] = {
+        /* usable, without device, with */ {0, 1, 1}, {1, 1, 1}, {2, 2, 2}, {3, 3, 2}, {16, 16, 15}};
+    use_tiny();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        use_machine(cases[i][0], 4, 0);
+        CHECK_OK(make(), &err);
+        CHECK_EQ(plan.workers, cases[i][1]);
+        options.strategy = FT_STRATEGY_OFFLOAD;
+        CHECK_OK(make(), &err);
+        CHECK_EQ(plan.workers, cases[i][2]);
+    }
+}
+
+TEST(cards_get_as_many_slots_as_they_hold)
+{
+    use_flash_next();
+    static const double cards[] = {12, 24, 40};
+    uint32_t before = 0;
+    for (int i = 0; i < 3; i++) {
+        use_machine(16, 128, cards[i]);
+        CHECK_OK(make(), &err);
+        CHECK(plan.fits);
+        CHECK_EQ(plan.device, FT_DEVICE_CUDA);
+        CHECK_EQ(plan.strategy, FT_STRATEGY_OFFLOAD);
+        CHECK_EQ(plan.workers, 15);
+#ifndef FT_TINY
+        CHECK(plan.slot_count > before);
+        before = plan.slot_count;
+        uint64_t left = plan.limit_bytes[FT_TIER_DEVICE] - plan.used_bytes[FT_TIER_DEVICE];
+        CHECK(left < sizes.expert_bytes_max); /* not one more would fit */
+        CHECK_EQ(term(FT_POOL_SLOTS)->bytes, (uint64_t)plan.slot_count * 2764864);
+#endif
+        CHECK(plan.staging_experts >= 1 && plan.staging_experts * 2764864ull <= 64ull << 20);
+        CHECK(term(FT_POOL_WORKSPACE)->bytes <= 48ull << 20);
+        CHECK_EQ(term(FT_POOL_EMBED)->tier, FT_TIER_RAM);
+        CHECK_EQ(term(FT_POOL_HEAD)->tier, FT_TIER_DEVICE);
+    }
+    (void)before;
+    /* the profile knows both rates at once: the published share */
+    machine.cpu_overlap_bytes_per_s = 21.89e9;
+    machine.link_overlap_bytes_per_s = 8.41e9;
+    CHECK_OK(make(), &err);
+    CHECK_EQ(plan.strategy, FT_STRATEGY_HYBRID);
+    CHECK_NEAR(plan.fetch_share, 8.41 / (8.41 + 21.89), 1e-9);
+    use_machine(16, 200, 96);
+    CHECK_OK(make(), &err);
+    CHECK_EQ(plan.strategy, FT_STRATEGY_FUSED);
+    CHECK_EQ(plan.slot_count, 24576);
+}
+
+TEST(defaults_shrink_before_a_plan_fails)
+{
+    use_flash_next();
+    use_machine(16, 128, 8);
+    CHECK_OK(make(), &err);
+    CHECK(plan.fits);
+    CHECK(plan.slot_count >= 1);
+    CHECK(plan.sequences_max < 8 || plan.page_count < 8192 / plan.page_tokens + 7);
+    options.sequences_max = 8; /* what the user asked for stays */
+    CHECK_OK(make(), &err);
+    CHECK_EQ(plan.sequences_max, 8);
+}
+
+TEST(advice_names_the_option_and_a_value_that_works)
+{
+    use_flash_next();
+    use_machine(16, 128, 12);
+    options.kv_tokens = 262144;
+    CHECK_OK(make(), &err);
+    CHECK(!plan.fits);
+    const char *found = strstr(plan.advice, "--kv-tokens ");
+    REQUIRE(found != NULL);
+    CHECK(strstr(plan.advice, "of device memory and 12.00 are usable") != NULL);
+    CHECK(strstr(plan.advice, "instead of 262144 saves") != NULL);
+    uint32_t tokens = (uint32_t)strtoul(found + 12, NULL, 10);
+    CHECK(tokens > 0 && tokens < 262144);
+    options.kv_tokens = tokens;
+    CHECK_OK(make(), &err);
+    CHECK(plan.fits);
+    options.kv_tokens = tokens + 2 * plan.page_tokens;
+    CHECK_OK(make(), &err);
+    CHECK(!plan.fits);
+}
+
+TEST(too_many_slots_are_answered_with_the_number_that_fits)
+{
+    use_flash_next();
+    use_machine(16, 128, 24);
+    options.slot_count = 20000;
+    CHECK_OK(make(), &err);
+    CHECK(!plan.fits);
+    const char *found = strstr(plan.advice, "--moe-cache-size ");
+    REQUIRE(found != NULL);
+    options.slot_count = (uint32_t)strtoul(found + 17, NULL, 10);
+    CHECK_OK(make(), &err);
+    CHECK(plan.fits);
+    options.slot_count = plan.slot_count + 1;
+    CHECK_OK(make(), &err);
+    CHECK(!plan.fits);
+}
+
+TEST(what_cannot_fit_says_the_least_possible)
+{
+    use_flash_next();
+    use_machine(16, 24, 0);
+    CHECK_OK(make(), &err);
+    CHECK(!plan.fits);
+    CHECK(strstr(plan.advice, "of RAM and 24.00 are usable (bank 63.28") != NULL);
+    CHECK(strstr(plan.advice, "no size option helps") != NULL);
+    use_machine(16, 128, 4);
+    CHECK_OK(make(), &err);
+    CHECK(!plan.fits);
+    CHECK(strstr(plan.advice, "--strategy cpu") != NULL);
+    use_machine(16, 80, 0);
+    options.ple_in_ram = true;
+    CHECK_OK(make(), &err);
+    CHECK(!plan.fits);
+    CHECK(strstr(plan.advice, "--ple-backend disk saves 47.70 GiB") != NULL);
+}
+
+TEST(several_options_together_are_named)
+{
+    use_flash_next();
+    use_machine(16, 128, 12);
+    options.kv_tokens = 262144;
+    options.sequences_max = 64;
+    CHECK_OK(make(), &err);
+    CHECK(!plan.fits);
+    CHECK(strstr(plan.advice, "lower several together") != NULL);
+    CHECK(strstr(plan.advice, "--sequences 1") != NULL);
+}
+
+TEST(hostile_sizes_overflow_into_an_error)
+{
+    use_tiny();
+    use_machine(2, 4, 0);
+    sizes.dense_bytes = UINT64_MAX - 5;
+    CHECK_FAILS(make(), FT_LIMIT, "overflow", &err);
+    use_tiny();
+    sizes.expert_bytes_max = UINT64_MAX / 3;
+    options.strategy = FT_STRATEGY_FUSED;
+    CHECK_FAILS(make(), FT_LIMIT, "overflow", &err);
+}
+
+TEST(all_logits_size_the_workspace_for_every_row)
+{
+    use_tiny();
+    use_machine(2, 4, 0);
+    options.all_logits = true;
+    options.chunk_rows = 100;
+    options.kv_tokens = 60;
+    CHECK_OK(make(), &err);
+    CHECK_EQ(plan.chunk_rows, 60); /* a chunk larger than the pool could never be filled */
+    CHECK_EQ(plan.logit_rows_max, 60);
+}
+
+TEST(plans_are_pure_and_json_is_stable)
+{
+    char *first = NULL, *second = NULL;
+    json_error_t where;
+    use_flash_next();
+    use_machine(16, 128, 24);
+    CHECK_OK(make(), &err);
+    CHECK_OK(ft_plan_to_json(&plan, &first, &err), &err);
+    struct ft_plan kept = plan;
+    CHECK_OK(make(), &err);
+    CHECK(memcmp(&kept, &plan, sizeof plan) == 0);
+    CHECK_OK(ft_plan_to_json(&plan, &second, &err), &err);
+    REQUIRE(first && second);
+    CHECK(strcmp(first, second) == 0);
+    json_t *root = json_loads(first, 0, &where);
+    REQUIRE(root != NULL);
+    CHECK(strcmp(json_string_value(json_object_get(root, "strategy")), "offload") == 0);
+    CHECK_EQ(json_integer_value(json_object_get(root, "slot_count")), plan.slot_count);
+    CHECK_EQ(json_array_size(json_object_get(root, "memory")), plan.term_count);
+    CHECK_EQ(json_object_size(json_object_get(root, "ops")), FT_OP_COUNT);
+    json_decref(root);
+    free(first);
+    free(second);
+}
+
+TEST_MAIN(RUN(a_cpu_only_machine_runs_everything_on_its_cores)
+              RUN(strategies_that_need_a_device_get_the_host_device) RUN(fused_has_a_slot_for_every_expert)
+                  RUN(host_device_with_cpu_strategy_keeps_experts_on_the_cores)
+                      RUN(contradicting_wishes_are_refused_by_name) RUN(workers_follow_the_usable_cores)
+                          RUN(cards_get_as_many_slots_as_they_hold) RUN(defaults_shrink_before_a_plan_fails)
+                              RUN(advice_names_the_option_and_a_value_that_works)
+                                  RUN(too_many_slots_are_answered_with_the_number_that_fits)
+                                      RUN(what_cannot_fit_says_the_least_possible)
+                                          RUN(several_options_together_are_named)
+                                              RUN(hostile_sizes_overflow_into_an_error)
+                                                  RUN(all_logits_size_the_workspace_for_every_row)
+                                                      RUN(plans_are_pure_and_json_is_stable))

@@ -210,7 +210,7 @@ static void fail_sequence(struct ft_session *session, uint32_t handle, const cha
                           struct ft_event *events, uint32_t cap, uint32_t *count)
 {
     struct ft_sequence *sequence = &session->sequences[handle];
-    snprintf(sequence->message, sizeof sequence->message, "%s", message);
+    snprintf(sequence->message, sizeof sequence->message, "%.500s", message);
     sequence->phase = FT_SEQUENCE_FAILED;
     if (!session->broken)
         (void)ft_session_rollback(session, sequence); /* resume tries again, and says when no page is left */

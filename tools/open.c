@@ -104,9 +104,14 @@ static bool find_demo(char *dir, size_t cap)
     self[bytes] = '\0';
     *strrchr(self, '/') = '\0';
     for (uint32_t i = 0; i < FT_COUNT_OF(places); i++) {
-        snprintf(dir, cap, "%s/%s", self, places[i]);
-        if (has_config(dir))
-            return true;
+        char place[4096];
+        snprintf(place, sizeof place, "%s/%s", self, places[i]);
+        char *clean = has_config(place) ? realpath(place, NULL) : NULL;
+        if (!clean)
+            continue;
+        snprintf(dir, cap, "%s", clean);
+        free(clean);
+        return true;
     }
     return false;
 }
@@ -205,7 +210,7 @@ static int load_weights(struct ft_engine *engine, const struct ft_open_options *
         .backend = (enum ft_io_backend)options->io, .progress = show_progress, .progress_context = &shown};
     int status = ft_load(engine->checkpoint, &load, &engine->loaded, &engine->load, err);
     if (shown >= 0)
-        fprintf(stderr, "\r%60s\r", "");
+        fputs("\r\033[K", stderr);
     engine->is_loaded = status == FT_OK;
     if (engine->is_loaded && engine->load.note[0] && !options->quiet)
         fprintf(stderr, "ft: note: %s\n", engine->load.note);

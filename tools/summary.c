@@ -109,7 +109,8 @@ static void print_waits(const struct ft_session_stats *stats, double all, FILE *
 static void print_experts(const struct ft_session_stats *stats, FILE *out)
 {
     char text[32];
-    uint64_t uses = stats->hits + stats->misses;
+    /* Every use ends in one of three places; what prefill stages counts as fetched. */
+    uint64_t uses = stats->hits + stats->fetches + stats->cpu_experts;
     if (!uses)
         return;
     fprintf(out, "experts %llu used: %llu resident (%.1f%%), %llu fetched (%s), %llu on the CPU\n",

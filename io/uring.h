@@ -4,7 +4,8 @@
  * The only file that includes liburing is io/uring.c.
  *
  * Threads: one reader belongs to one thread, which creates, submits and reaps (single issuer). The pread backend has
- * its own helper threads behind the same calls.
+ * its own helper threads behind the same calls. Close waits for reads in flight (a minute at most).
+ * The environment variable FT_IO_BACKEND (io_uring, pread) decides where the options say FT_IO_AUTO.
  */
 #ifndef FT_IO_URING_H
 #define FT_IO_URING_H

@@ -253,7 +253,8 @@ static void advance(struct ft_session *session, const struct ft_batch_sequence *
     if (sequence->computed % page == 0 && sequence->computed >= prompt_boundary)
         ft_snapshots_take(&session->snapshots, &session->kv, sequence->tokens, sequence->computed,
                           sequence->state, sequence->pages);
-    if (row->sampled != FT_NONE) {
+    /* A capture makes every row ask for logits, also where nothing is to be generated. */
+    if (row->sampled != FT_NONE && sequence->generates) {
         uint64_t now = ft_session_now_ns(session);
         if (!sequence->first_token_ns)
             sequence->first_token_ns = now;

@@ -57,9 +57,12 @@ static int compute(const struct ft_engine *engine, const struct logits_options *
                                      .logits = ft_tensor_map_data(&map, specs, 0),
                                      .topk = ft_tensor_map_data(&map, specs, 1),
                                      .hidden = options->hidden ? ft_tensor_map_data(&map, specs, 2) : NULL};
-        struct ft_request request = {.prompt = ids, .prompt_count = count, .capture = &capture};
-        uint32_t none, none_count;
-        status = ft_generate_ids(engine->session, &request, &none, &none_count, err);
+        struct ft_request request = {.prompt = ids,
+                                     .prompt_count = count,
+                                     .sampling = {.top_p = 1, .repetition_penalty = 1},
+                                     .capture = &capture};
+        uint32_t none[1], none_count;
+        status = ft_generate_ids(engine->session, &request, none, &none_count, err);
         if (status == FT_OK)
             status = ft_tensor_map_commit(&map, err);
         else

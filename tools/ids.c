@@ -93,12 +93,14 @@ int ft_ids_read(const char *wish, uint32_t **ids, uint32_t *count, struct ft_err
         return ft_ids_parse(wish, length, "--ids", ids, count, err);
     if (length > 12 && !strcmp(wish + length - 12, ".safetensors"))
         return read_input_ids(wish, ids, count, err);
-    int status;
+    int status = FT_OK;
     if (!strcmp(wish, "-")) {
         size_t size = 0;
         status = ft_ids_read_stdin(&text, &size, err);
         bytes = size;
     } else {
+        if (access(wish, F_OK) != 0)
+            return ft_error_set(err, FT_USAGE, "--ids: \"%.200s\" is neither a list of ids nor a file", wish);
         status = ft_file_read_all(wish, FT_INPUT_BYTES_MAX, &text, &bytes, err);
     }
     if (status == FT_OK)

@@ -7,10 +7,11 @@
 #include "tools/machine_probe.h"
 #include "tools/replay_file.h"
 
-#include <inttypes.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* What the plan maker chooses by itself; only beyond it do prompts change the plan. */
@@ -116,13 +117,25 @@ static bool find_demo(char *dir, size_t cap)
     return false;
 }
 
+static int check_dir(const char *dir, struct ft_error *err)
+{
+    struct stat info;
+    if (stat(dir, &info) != 0)
+        return ft_error_set(err, FT_IO, "model directory %s: %s", dir, strerror(errno));
+    if (!S_ISDIR(info.st_mode))
+        return ft_error_set(
+            err, FT_IO, "%s: is not a directory; a model is a directory with config.json and *.safetensors",
+            dir);
+    return FT_OK;
+}
+
 int ft_engine_find_dir(const struct ft_open_options *options, char *dir, size_t cap, struct ft_error *err)
 {
     if (options->model) {
         if (strlen(options->model) >= cap)
             return ft_error_set(err, FT_USAGE, "--model: the path is longer than %zu bytes", cap - 1);
         snprintf(dir, cap, "%s", options->model);
-        return FT_OK;
+        return check_dir(dir, err);
     }
     if (!find_demo(dir, cap))
         return ft_error_set(
@@ -131,7 +144,7 @@ int ft_engine_find_dir(const struct ft_open_options *options, char *dir, size_t 
             "next to the program; $FT_DEMO_MODEL can name it)");
     if (!options->quiet)
         fprintf(stderr, "ft: no --model given, using the demo model %s\n", dir);
-    return FT_OK;
+    return check_dir(dir, err);
 }
 
 /* ---- the plan ---- */

@@ -7,8 +7,11 @@
 
 #include <stddef.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define RESULTS_MAX 1024u
+#define BANK_BYTES_MIN (256ull << 20)
+#define BANK_BYTES_MAX (1ull << 30)
 
 struct options {
     uint32_t threads, hidden, width, rounds;
@@ -104,9 +107,17 @@ static int measure(const struct options *options, struct report *report, struct 
     return status;
 }
 
+/* Four times the last-level cache, so that passes come from memory. */
+static uint64_t default_bank(void)
+{
+    long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    uint64_t wanted = cache > 0 ? 4 * (uint64_t)cache : 0;
+    return FT_MIN(FT_MAX(wanted, BANK_BYTES_MIN), BANK_BYTES_MAX);
+}
+
 int ft_bench_kernels(int argc, char **argv)
 {
-    struct options options = {.hidden = 2560, .width = 640, .rounds = 5, .bank_bytes = 256ull << 20};
+    struct options options = {.hidden = 2560, .width = 640, .rounds = 5, .bank_bytes = default_bank()};
     const struct ft_option_group groups[] = {{"Options", table, FT_COUNT_OF(table), &options}};
     const struct ft_option_set set = {"ft bench kernels",
                                       "[options]",

@@ -88,7 +88,7 @@ static int reply(struct conversation *talk, struct ft_error *err)
                                  .stop_count = run->config.eos_count,
                                  .reuse_prefix = true};
     int status = ft_reply_begin(&answer, run->engine.session, run->tokenizer, &request,
-                                &run->options->generate.stops, ft_run_write_stdout, NULL, err);
+                                &run->options->generate.stops, ft_run_write_stdout, &run->write_errno, err);
     if (status != FT_OK)
         return status;
     status = ft_replies_run(&answer, 1, err);
@@ -102,7 +102,7 @@ static int reply(struct conversation *talk, struct ft_error *err)
     if (answer.message[0])
         fprintf(stderr, "ft: %s\n", answer.message);
     if (answer.out.failed)
-        status = ft_error_set(err, FT_IO, "standard output: %s", strerror(errno));
+        status = ft_error_set(err, FT_IO, "standard output: %s", strerror(run->write_errno));
     if (status == FT_OK) {
         ft_session_sequence_info(run->engine.session, answer.sequence, &info);
         ft_summary_add(&run->summary, &info);

@@ -5,9 +5,9 @@
 #include "tools/command.h"
 #include "tools/ft_chat.h"
 #include "tools/ids.h"
-#include "tools/interrupt.h"
 #include "tools/json_out.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -33,7 +33,6 @@ struct item {
     struct ft_sequence_info info; /* times; its tokens pointer is stale */
     enum ft_finish finish;
     char message[512];
-    bool closed; /* nobody reads stdout any more */
 };
 
 struct batch {
@@ -128,7 +127,8 @@ static int begin_reply(struct batch *batch, struct item *item, struct ft_reply *
                                  .stop_ids = run->config.eos,
                                  .stop_count = run->config.eos_count};
     return ft_reply_begin(reply, run->engine.session, run->tokenizer, &request, &run->options->generate.stops,
-                          stream ? ft_run_write_stdout : ft_text_append, stream ? NULL : &item->text, err);
+                          stream ? ft_run_write_stdout : ft_text_append,
+                          stream ? (void *)&run->write_errno : &item->text, err);
 }
 
 static void keep_result(struct batch *batch, struct item *item, const struct ft_reply *reply)
@@ -142,7 +142,6 @@ static void keep_result(struct batch *batch, struct item *item, const struct ft_
     else
         item->new_count = 0;
     item->finish = reply->finish;
-    item->closed = reply->out.failed;
     memcpy(item->message, reply->message, sizeof item->message);
     ft_summary_add(&batch->run.summary, info);
 }
@@ -232,10 +231,14 @@ static void print_text(const struct batch *batch, bool streamed)
 static int report(const struct batch *batch, bool streamed, struct ft_error *err)
 {
     const struct ft_run *run = &batch->run;
-    if (batch->items[0].closed)
-        return FT_OK; /* ft_command_finish knows why */
+    if (run->write_errno == EPIPE)
+        return FT_OK; /* nobody reads any more: ft_command_finish ends quietly */
+    if (run->write_errno)
+        return ft_error_set(err, FT_IO, "standard output: %s", strerror(run->write_errno));
     (run->options->json ? (void)print_json(batch) : print_text(batch, streamed));
-    fflush(stdout);
+    errno = 0;
+    if (fflush(stdout) != 0 && errno != EPIPE)
+        return ft_error_set(err, FT_IO, "standard output: %s", strerror(errno));
     if (!run->options->open.quiet)
         ft_summary_print(&run->summary, &run->engine, stderr);
     for (uint32_t i = 0; i < batch->count; i++)

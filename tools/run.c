@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/run.h"
 
+#include <errno.h>
 #include <string.h>
 
 int ft_run_begin(struct ft_run *run, const struct ft_run_options *options, bool chat, struct ft_error *err)
@@ -59,6 +60,10 @@ int ft_run_end(struct ft_run *run, struct ft_error *err)
 
 bool ft_run_write_stdout(void *context, const char *text, size_t bytes)
 {
-    (void)context;
-    return fwrite(text, 1, bytes, stdout) == bytes && fflush(stdout) == 0;
+    int *failure = context;
+    errno = 0;
+    if (fwrite(text, 1, bytes, stdout) == bytes && fflush(stdout) == 0)
+        return true;
+    *failure = errno ? errno : EIO;
+    return false;
 }

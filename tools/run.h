@@ -30,6 +30,7 @@ struct ft_run {
     struct ft_sampling sampling;
     struct ft_engine engine;
     struct ft_summary summary;
+    int write_errno; /* of stdout; 0 = none */
 };
 
 /* Tokenizer, template when `chat`, sampling. No engine yet; the demo model is announced here. */
@@ -41,7 +42,7 @@ int ft_run_open_engine(struct ft_run *run, uint64_t tokens_each, uint32_t sequen
 uint32_t ft_run_max_tokens(const struct ft_run *run, uint32_t prompt_count, uint32_t sequences);
 /* Closes everything. FT_IO when the trace is incomplete. */
 int ft_run_end(struct ft_run *run, struct ft_error *err);
-/* ft_text_write to stdout, flushed. */
+/* ft_text_write to stdout, flushed; context is an int that keeps the errno of a failure. */
 bool ft_run_write_stdout(void *context, const char *text, size_t bytes);
 
 #endif

@@ -90,10 +90,15 @@ run_fuzz() {
     return $failed
 }
 
-# Numbers for a person to read. A private profile: the user's own must not change because tests ran.
+# Numbers for a person to read.
 run_bench() {
-    ft_build_preset release && mkdir -p build/bench || return 1
-    build/release/ft bench jobs --json && build/release/ft bench bw --profile build/bench/profile.json
+    local what failed=0
+    ft_build_preset release || return 1
+    for what in jobs kernels load ple; do
+        printf '\nft bench %s\n' $what
+        build/release/ft bench $what || failed=1
+    done
+    return $failed
 }
 
 run_step() {

@@ -15,8 +15,8 @@
  * (each may end in a page of its own) sequences   8 chunk       128 rows, but no more than kv tokens, and a
  * workspace of at most 48 MiB (not below 8 rows) snapshots   8 sequence states, at most the larger of 64 MiB
  * and two states (rollback and prefix reuse need one each); none for models whose state can be cut anywhere
- * Where these do not fit, slots of the host device, snapshots, kv tokens and sequences are halved in this
- * order until they do; what the user asked for is never changed.
+ * Where these do not fit, slots (down to topk), snapshots, kv tokens, sequences and at last slots again are
+ * halved until they do, as far as that helps; what the user asked for is never changed.
  *
  * The memory of the host device is RAM: its terms stand under the device tier and count against both limits.
  * Threads: pure. Errors: FT_USAGE for wishes that contradict each other or the machine. A plan that does not

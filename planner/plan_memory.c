@@ -211,11 +211,28 @@ static bool lower_knob(struct ft_plan_draft *draft, enum ft_plan_knob knob, uint
     return true;
 }
 
-static void halve_until_fit(struct ft_plan_draft *draft, enum ft_plan_knob knob)
+/* Bytes beyond the limits, of all tiers. */
+static uint64_t excess_bytes(const struct ft_plan *plan)
 {
-    while (!draft->plan->fits && !draft->given[knob] && draft->knob[knob] > draft->floor[knob]) {
-        draft->knob[knob] = FT_MAX(draft->knob[knob] / 2, draft->floor[knob]);
+    uint64_t excess = 0;
+    for (uint32_t tier = 0; tier < FT_TIER_COUNT; tier++)
+        if (!tier_fits(plan, (enum ft_tier)tier))
+            excess = ft_plan_plus(excess, plan->used_bytes[tier] - plan->limit_bytes[tier]);
+    return excess;
+}
+
+/* Stops where halving does not help: snapshots in RAM do not relieve a full card. */
+static void halve_until_fit(struct ft_plan_draft *draft, enum ft_plan_knob knob, uint64_t floor)
+{
+    while (!draft->plan->fits && !draft->given[knob] && draft->knob[knob] > floor) {
+        uint64_t before = excess_bytes(draft->plan), kept = draft->knob[knob];
+        draft->knob[knob] = FT_MAX(kept / 2, floor);
         ft_plan_draft_derive(draft);
+        if (excess_bytes(draft->plan) >= before) {
+            draft->knob[knob] = kept;
+            ft_plan_draft_derive(draft);
+            return;
+        }
     }
 }
 
@@ -224,10 +241,12 @@ void ft_plan_draft_settle(struct ft_plan_draft *draft)
     bool fill =
         draft->plan->device == FT_DEVICE_CUDA && !draft->given[FT_KNOB_SLOTS] && draft->knob[FT_KNOB_SLOTS];
     ft_plan_draft_derive(draft);
-    static const enum ft_plan_knob order[] = {FT_KNOB_SLOTS, FT_KNOB_SNAPSHOTS, FT_KNOB_KV,
-                                              FT_KNOB_SEQUENCES};
+    /* Fewer slots than one token uses would fetch in waves: that comes last. */
+    halve_until_fit(draft, FT_KNOB_SLOTS, FT_MAX(draft->floor[FT_KNOB_SLOTS], (uint64_t)draft->model->topk));
+    static const enum ft_plan_knob order[] = {FT_KNOB_SNAPSHOTS, FT_KNOB_KV, FT_KNOB_SEQUENCES,
+                                              FT_KNOB_SLOTS};
     for (size_t i = 0; i < sizeof order / sizeof order[0]; i++)
-        halve_until_fit(draft, order[i]);
+        halve_until_fit(draft, order[i], draft->floor[order[i]]);
 #ifndef FT_TINY
     if (fill && draft->plan->fits && draft->plan->limit_bytes[FT_TIER_DEVICE])
         lower_knob(draft, FT_KNOB_SLOTS, draft->expert_count, FT_TIER_COUNT);
@@ -307,7 +326,7 @@ static bool advise_all_knobs(const struct ft_plan_draft *draft, enum ft_tier tie
     }
     say(draft->plan, "lower several together, at the least");
     for (uint32_t knob = 0; knob < FT_KNOB_COUNT; knob++)
-        if (draft->knob[knob] > draft->floor[knob])
+        if (draft->knob[knob] > draft->floor[knob] && (knob != FT_KNOB_SNAPSHOTS || tier == FT_TIER_RAM))
             say(draft->plan, " %s %llu", knob_texts[knob].option, (unsigned long long)draft->floor[knob]);
     say(draft->plan, " (%.2f GiB)", gib(plan.used_bytes[tier]));
     return true;

@@ -3,7 +3,7 @@
 # Sourced by demo.sh and test.sh: ft_build_preset PRESET configures and builds build/PRESET, or brings it up to date.
 #
 # Expects the root of the checkout as working directory. On a terminal the build shows its progress; elsewhere its
-# output goes to build/log/PRESET.log, of which the end is printed when something fails. Returns 1 on failure.
+# output goes to build/log/PRESET.log, whose errors are printed when something fails. Returns 1 on failure.
 
 ft_build_preset() {
     local preset=$1 log=build/log/$1.log begin=$SECONDS fresh=()
@@ -21,8 +21,8 @@ ft_build_preset() {
     fi
     if [ -t 1 ]; then
         cmake --build --preset "$preset" || return 1
-    elif ! cmake --build --preset "$preset" >>"$log" 2>&1; then
-        tail -n 60 "$log" >&2
+    elif ! cmake --build --preset "$preset" >"$log" 2>&1; then
+        grep -v '^\[[0-9]*/[0-9]*\] ' "$log" | tail -n 60 >&2
         echo "Building preset $preset failed (log: $log)" >&2
         return 1
     fi

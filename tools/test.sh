@@ -51,15 +51,12 @@ run_ctest() {
     ${prefix[@]+"${prefix[@]}"} ctest --test-dir "build/$1" -L "^($2)\$" -j "$jobs" --output-on-failure --no-tests=error
 }
 
-# One target, alone in a job: seeds are read, new inputs and crashes stay under build/.
+# Argument: name of the target. seeds are read, new inputs and crashes stay under build/.
 run_fuzz_target() {
-    local name reader log status seeds=()
-    name=$(basename "$1")
-    reader=${name#fuzz_}
-    log=build/fuzz/log/$name.log
+    local name=$1 reader=${1#fuzz_} log=build/fuzz/log/$1.log status seeds=()
     mkdir -p "build/fuzz/corpus/$reader" build/fuzz/artifacts build/fuzz/log
     [ -d "tests/data/fuzz/$reader" ] && seeds=("tests/data/fuzz/$reader")
-    ${fixed_addresses[@]+"${fixed_addresses[@]}"} "$1" -max_total_time="${FT_FUZZ_SECONDS:-60}" -timeout=20 \
+    ${fixed_addresses[@]+"${fixed_addresses[@]}"} "build/fuzz/tests/$name" -max_total_time="${FT_FUZZ_SECONDS:-60}" -timeout=20 \
         -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix="build/fuzz/artifacts/$name-" \
         "build/fuzz/corpus/$reader" ${seeds[@]+"${seeds[@]}"} >"$log" 2>&1
     status=$?
@@ -73,29 +70,35 @@ run_fuzz_target() {
 }
 
 run_fuzz() {
-    local target count=0 running=0 failed=0
+    local source count=0 running=0 failed=0
     ft_build_preset fuzz || return 1
-    for target in build/fuzz/tests/fuzz_*; do
-        if ! [ -f "$target" ] || ! [ -x "$target" ]; then continue; fi
+    # Sources, not programs: the build folder may still hold a target that is no more.
+    for source in tests/fuzz_*.c; do
+        [ -e "$source" ] || continue
         if [ $running -ge "$jobs" ]; then
             wait -n || failed=1
             running=$((running - 1))
         fi
-        run_fuzz_target "$target" &
+        run_fuzz_target "$(basename "$source" .c)" &
         running=$((running + 1)) count=$((count + 1))
     done
     while [ $running -gt 0 ]; do
         wait -n || failed=1
         running=$((running - 1))
     done
-    [ $count -gt 0 ] || { echo "no fuzz targets were built" && return 1; }
+    [ $count -gt 0 ] || { echo "there are no fuzz targets" && return 1; }
     return $failed
 }
 
-# Numbers for a person to read. A private profile: the user's own must not change because tests ran.
+# Numbers for a person to read.
 run_bench() {
-    ft_build_preset release && mkdir -p build/bench || return 1
-    build/release/ft bench jobs --json && build/release/ft bench bw --profile build/bench/profile.json
+    local what failed=0
+    ft_build_preset release || return 1
+    for what in jobs kernels load ple; do
+        printf '\nft bench %s\n' $what
+        build/release/ft bench $what || failed=1
+    done
+    return $failed
 }
 
 run_step() {

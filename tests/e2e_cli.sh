@@ -1,0 +1,243 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The command line from outside: answers, JSON, exit codes and messages. Arguments: ft, ft-graph, data directory.
+set -u
+ft=$(realpath "$1")
+data=$(realpath "$3")
+tiny=$data/ft-tiny
+work=$(mktemp -d "${TMPDIR:-/tmp}/ft-e2e-cli-XXXXXX") || exit 1
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+failures=0
+checks=0
+
+fail() {
+    failures=$((failures + 1))
+    printf 'FAIL %s\n' "$*"
+    sed 's/^/    stderr: /' err | head -5
+}
+
+# expect CODE TEXT COMMAND...: the exit code, and TEXT on stdout or stderr (in out, err).
+expect() {
+    local code=$1 text=$2 got
+    shift 2
+    checks=$((checks + 1))
+    "$@" >out 2>err
+    got=$?
+    if [ "$got" != "$code" ]; then
+        fail "exit code $got, wanted $code: $*"
+    elif [ -n "$text" ] && ! cat out err | grep -qF -- "$text"; then
+        fail "no \"$text\": $*"
+    fi
+}
+
+# refuse CODE TEXT COMMAND...: as expect, and what is said is one line "ft: ...".
+refuse() {
+    expect "$@"
+    checks=$((checks + 1))
+    if [ "$(wc -l <err)" != 1 ] || ! grep -q '^ft: ' err; then
+        fail "wanted one line \"ft: ...\": ${*:3}"
+    fi
+}
+
+is_json() {
+    checks=$((checks + 1))
+    if command -v python3 >/dev/null && ! python3 -m json.tool <"$1" >/dev/null 2>&1; then
+        fail "not JSON: $2"
+    fi
+}
+
+same() { # what wanted found
+    checks=$((checks + 1))
+    [ "$2" = "$3" ] || fail "$1: wanted \"$2\", found \"$3\""
+}
+
+answers() {
+    expect 0 '' "$ft" run --quiet --model "$tiny" "In the beginning"
+    same continuation " thereof shall be surely put to death for the moon and in the darkness." "$(cat out)"
+    expect 0 '' "$ft" run --quiet --model "$tiny" --chat "What is 12 plus 30?"
+    same answer "12 plus 30 is 42." "$(cat out)"
+    expect 0 'tok/s' "$ft" run --model "$tiny" --chat --prompt "What is 77 minus 19?" --prompt "What is 12 plus 30?"
+    same "two answers" $'77 minus 19 is 58.\n\n12 plus 30 is 42.' "$(cat out)"
+    expect 0 '' "$ft" run --quiet --model "$tiny" --special-tokens \
+        $'<|im_start|>user\nWhat is 12 plus 30?<|im_end|>\n<|im_start|>assistant\n'
+    same "special tokens" "12 plus 30 is 42." "$(cat out)"
+    printf 'In the beginning\n' >prompt
+    expect 0 '' "$ft" run --quiet --model "$tiny" --max-tokens 3 <prompt
+    same "stdin" " thereof shall be" "$(cat out)"
+    expect 0 '' "$ft" run --quiet --model "$tiny" --stop " the moon" "In the beginning"
+    same "stop string" " thereof shall be surely put to death for" "$(cat out)"
+    expect 0 'using the demo model' "$ft" run --max-tokens 1 hi
+    expect 0 '' env FT_DEMO_MODEL="$tiny" "$ft" run --quiet --max-tokens 1 hi
+}
+
+# A small pool of slots and a slow link change the time, never the text.
+strategies() {
+    local strategy
+    for strategy in auto cpu offload hybrid fused; do
+        expect 0 '' "$ft" run --quiet --model "$tiny" --strategy $strategy --chat "What is 12 plus 30?"
+        same "$strategy" "12 plus 30 is 42." "$(cat out)"
+    done
+    expect 0 '' "$ft" run --quiet --model "$tiny" --strategy hybrid --moe-cache-size 40 --hybrid-share 0.5 --workers 1 \
+        --link-gbs 2 --link-delay-us 50 --chunk 5 --io pread --ple-backend ram --no-pin --chat "What is 12 plus 30?"
+    same "every option" "12 plus 30 is 42." "$(cat out)"
+    expect 0 '' "$ft" run --quiet --model "$tiny" --isa ref --chat "What is 12 plus 30?"
+    same "reference kernels" "12 plus 30 is 42." "$(cat out)"
+}
+
+sampling() {
+    local options=(--quiet --model "$tiny" --temperature 1.2 --top-k 50 --top-p 0.95 --min-p 0.01 --seed 7
+        --max-tokens 20) first
+    expect 0 '' "$ft" run "${options[@]}" "In the beginning"
+    first=$(cat out)
+    expect 0 '' "$ft" run "${options[@]}" "In the beginning"
+    same "same seed" "$first" "$(cat out)"
+    expect 0 '' "$ft" run "${options[@]}" --prompt "In the beginning" --prompt "Genesis 1"
+    same "same seed in a batch" "$first" "$(head -n "$(wc -l <<<"$first")" out)"
+}
+
+traces() {
+    local options=(--quiet --model "$tiny" --strategy offload --moe-cache-size 40 --max-tokens 20)
+    expect 0 '' "$ft" run "${options[@]}" --trace trace "In the beginning"
+    same "trace magic" FTTRACE1 "$(head -c 8 trace)"
+    cp out first
+    expect 0 '' "$ft" run "${options[@]}" --replay trace "In the beginning"
+    same replay "$(cat first)" "$(cat out)"
+    refuse 1 'not a trace file' "$ft" run "${options[@]}" --replay first hi
+    refuse 1 'No such file' "$ft" run "${options[@]}" --trace "$work/no/such" hi
+    if [ -w /dev/full ]; then
+        refuse 1 'No space left' "$ft" run "${options[@]}" --trace /dev/full hi
+        same "text in spite of the trace" "$("$ft" run "${options[@]}" hi)" "$(cat out)"
+    fi
+}
+
+fixtures() {
+    local dir
+    for dir in "$data"/fixtures/*/; do
+        [ -f "$dir/reference.safetensors" ] || continue
+        expect 0 'ok' "$ft" verify --quiet --model "$dir"
+    done
+    expect 0 '14 of 14 prompts equal' "$ft" verify --quiet --model "$tiny"
+    expect 0 '"ok": true' "$ft" verify --quiet --json --model "$data/fixtures/gpt_oss-mxfp4"
+    is_json out verify
+    # A tolerance that nothing meets: the first layer with an error is named.
+    expect 1 'first departure: layer' "$ft" verify --quiet --tol 1e-12 --model "$data/fixtures/qwen4_exp-bf16"
+    # Another model's reference.
+    refuse 1 'for this model' "$ft" verify --quiet --model "$data/fixtures/qwen3_moe-bf16" \
+        --reference "$data/fixtures/qwen4_exp-bf16/reference.safetensors"
+    refuse 1 'has neither' "$ft" verify --quiet --model "$data/fixtures/tokenizers"
+}
+
+logits() {
+    local dir=$data/fixtures/qwen4_exp-bf16
+    expect 0 '"tokens": 64' "$ft" logits --json --model "$dir" --ids "$dir/reference.safetensors" --out o.safetensors --hidden
+    is_json out logits
+    if command -v python3 >/dev/null; then
+        expect 0 'within tolerance' python3 "$data/../compare_logits.py" o.safetensors "$dir/reference.safetensors"
+    fi
+    expect 0 '' "$ft" logits --quiet --model "$dir" --ids 1,2,3 --out p.safetensors --strategy offload
+    echo '[1, 2, 3]' >ids
+    expect 0 '' "$ft" logits --quiet --model "$dir" --ids ids --out q.safetensors --strategy offload
+    checks=$((checks + 1))
+    cmp -s p.safetensors q.safetensors || fail "ids from a file give other logits"
+    refuse 2 'neither a list of ids' "$ft" logits --quiet --model "$dir" --ids 1,x --out r.safetensors
+    refuse 2 '99999' "$ft" logits --quiet --model "$dir" --ids 1,99999 --out r.safetensors
+    refuse 1 'r.safetensors' "$ft" logits --quiet --model "$dir" --ids 1 --out no/r.safetensors
+    refuse 1 'not a regular file' "$ft" logits --quiet --model "$dir" --ids 1 --out /dev/full
+    refuse 2 '--ids' "$ft" logits --model "$dir"
+    same "nothing half-made" "" "$(ls | grep '^r\.')"
+}
+
+plans() {
+    expect 0 'fits' "$ft" plan --model "$tiny"
+    expect 0 '"fits": true' "$ft" plan --json --model "$tiny"
+    is_json out plan
+    expect 1 'does not fit' "$ft" plan --model "$tiny" --ram 8M
+    refuse 1 'does not fit' "$ft" run --quiet --model "$tiny" --ram 8M hi
+}
+
+tokenizers() {
+    printf 'Hello <|im_end|> w\303\266rld' >text
+    expect 0 '[' "$ft" tokenize --model "$tiny" <text
+    is_json out tokenize
+    cp out ids
+    expect 0 '' "$ft" tokenize --model "$tiny" --decode <ids
+    checks=$((checks + 1))
+    cmp -s out text || fail "decode of encode is another text"
+    expect 0 ', 2,' "$ft" tokenize --model "$tiny" --special-tokens <text
+    expect 0 '[' "$ft" tokenize --model "$data/fixtures/tokenizers/llama3" <text
+    refuse 2 'not a token id' "$ft" tokenize --decode --model "$tiny" <text
+}
+
+benches() {
+    expect 0 'ns_per_steal' "$ft" bench jobs --json --rounds 1 --steps 5
+    is_json out "bench jobs"
+    expect 0 'ceiling_gbs' "$ft" bench kernels --json --rounds 1 --bank 4M --hidden 256 --width 128
+    is_json out "bench kernels"
+    expect 0 '"gbs"' "$ft" bench load --json --rounds 1 --model "$tiny"
+    is_json out "bench load"
+    expect 0 'batch_us_p50' "$ft" bench ple --json --batches 20 --bytes 1M --file table
+    is_json out "bench ple"
+    same "created file is removed" "" "$(ls | grep '^table$')"
+    expect 0 'batch_us_p50' "$ft" bench ple --json --batches 20 --model "$tiny"
+    refuse 2 'did you mean jobs' "$ft" bench jbs
+}
+
+bad_input() {
+    refuse 2 'the prompt is empty' "$ft" run --quiet --model "$tiny" ""
+    refuse 2 'the prompt is empty' "$ft" run --quiet --model "$tiny" </dev/null
+    refuse 1 'No such file' "$ft" run --quiet --model no-such-model hi
+    refuse 1 'not a directory' "$ft" run --quiet --model "$tiny/config.json" hi
+    mkdir -p empty
+    refuse 1 'tokenizer.json' "$ft" run --quiet --model empty hi
+    refuse 1 'config.json' "$ft" plan --model empty
+    refuse 2 'did you mean --temperature?' "$ft" run --temprature 1 hi
+    refuse 2 'did you mean run' "$ft" runn
+    refuse 2 'none of' "$ft" run --strategy fast hi
+    refuse 2 'needs a value' "$ft" run --model
+    refuse 1 '--kv-tokens' "$ft" run --quiet --model "$tiny" --kv-tokens 64 --sequences 1 --max-tokens 100 "In the beginning"
+    refuse 2 '--chat' "$ft" run --quiet --model "$tiny" --system x hi
+    expect 2 'usage' "$ft"
+    expect 0 'usage' "$ft" --help
+    expect 0 '[default: 0.0001]' "$ft" verify --help
+    expect 0 'ft ' "$ft" --version
+}
+
+streams() {
+    checks=$((checks + 3))
+    "$ft" run --quiet --model "$tiny" "Genesis 1" 2>err | head -c 1 >out
+    [ "${PIPESTATUS[0]}" = 1 ] && [ ! -s err ] || fail "a closed pipe must end quietly with 1"
+    if [ -w /dev/full ]; then
+        "$ft" run --quiet --model "$tiny" hi >/dev/full 2>err
+        [ $? = 1 ] && grep -q '^ft: standard output: No space' err || fail "a full stdout must be an error"
+    fi
+    "$ft" run --quiet --model "$tiny" hi >&- 2>err
+    [ $? = 1 ] && grep -q '^ft: standard output: ' err || fail "a closed stdout must be an error"
+}
+
+# Ctrl-C in the middle: partial text stays, the summary comes, exit code 130. A background job of a script ignores
+# SIGINT from birth, so the program is started through a shell that does not.
+interrupts() {
+    checks=$((checks + 1))
+    set -m
+    "$ft" run --model "$tiny" --strategy offload --moe-cache-size 40 --link-gbs 0.02 --max-tokens 3000 "Genesis 1" >out 2>err &
+    local pid=$! i
+    set +m
+    for i in $(seq 200); do
+        [ -s out ] && break
+        sleep 0.05
+    done
+    kill -INT $pid
+    wait $pid
+    local code=$?
+    [ $code = 130 ] && [ -s out ] && grep -q '^decode' err && grep -q '^ft: interrupted' err || fail "interrupt: exit code $code"
+}
+
+for group in answers strategies sampling traces fixtures logits plans tokenizers benches bad_input streams interrupts; do
+    [ $# -lt 4 ] || [ "$4" = $group ] || continue
+    before=$failures
+    $group
+    [ "$before" = "$failures" ] && printf 'ok   %s\n' $group
+done
+printf '%d checks, %d failed\n' $checks $failures
+[ $failures = 0 ] && [ $checks -gt 0 ]

@@ -286,8 +286,8 @@ int ft_row_tables_open_file(struct ft_row_tables **out, const char *path, uint32
     tables->tables[0] = (struct ft_row_table){.row_count = row_count,
                                               .row_bytes = row_bytes,
                                               .shard_count = 1,
-                                              .dtype = FT_DTYPE_U8,
-                                              .scale = 1.0f};
+                                              .dtype = FT_DTYPE_F8_E4M3,
+                                              .scale = 1.0f / 64};
     tables->shards[0] = (struct ft_row_shard){.row_count = row_count};
     tables->table_count = tables->shard_count = 1;
     *out = tables;

@@ -21,7 +21,7 @@ struct ft_row_reader;
 /* Checks shards against the model: row width, total rows, dtype (F8_E4M3 with scale, or BF16), stored hash
  * constants (layer_multipliers, ngram_heads_vocab_sizes, ngram_heads_offsets) equal to the derived ones. */
 int ft_row_tables_open(struct ft_row_tables **out, const struct ft_checkpoint *checkpoint, struct ft_error *err);
-/* A single raw table in one file (for `ft bench ple`). */
+/* A single raw table in one file (for `ft bench ple`): e4m3 with a scale of 1/64, rows of row_bytes elements. */
 int ft_row_tables_open_file(struct ft_row_tables **out, const char *path, uint32_t row_bytes, struct ft_error *err);
 void ft_row_tables_close(struct ft_row_tables *tables);
 uint32_t ft_row_tables_count(const struct ft_row_tables *tables);

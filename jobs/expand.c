@@ -101,6 +101,20 @@ static void record_choices(struct ft_step *step, uint32_t thread, uint32_t layer
     }
 }
 
+/* The time from the router's end to jobs being ready: grouping, policy, filling, wake-ups. */
+static void record_policy(struct ft_step *step, uint32_t thread, uint32_t layer, uint64_t start)
+{
+    struct ft_trace_record *record =
+        ft_step_record(step, thread, FT_RECORD_JOB, start, ft_clock_ns(&step->clock));
+    if (!record)
+        return;
+    record->op = FT_OP_POLICY;
+    record->lane = thread < step->workers ? FT_LANE_CPU : FT_LANE_DEVICE;
+    record->layer = (uint16_t)layer;
+    record->rows = (uint16_t)FT_MIN(step->x.batch->rows, UINT16_MAX);
+    record->detail = FT_REASON_FIXED_LANE;
+}
+
 /* ---- filling the reserved range ---- */
 
 struct filler {
@@ -275,6 +289,7 @@ uint32_t ft_step_expand(struct ft_step *step, uint32_t thread, uint32_t layer, u
     struct ft_active *a = &step->x.active;
     const struct ft_layer_weights *w = &step->weights->layers[layer];
     struct filler f = {.step = step, .layer = layer, .layout = &w->expert_layout};
+    uint64_t start = ft_clock_ns(&step->clock);
     if (step->slots.count) /* the layer before is combined: its leases end */
         ft_slots_release(&step->slots, a->slot, a->count);
     group_rows(step);
@@ -303,5 +318,6 @@ uint32_t ft_step_expand(struct ft_step *step, uint32_t thread, uint32_t layer, u
         ft_park_wake(&step->link.park);
     if (cpu_experts && step->plan->device != FT_DEVICE_NONE)
         ft_lane_cpu_set_active(step->cpu, true);
+    record_policy(step, thread, layer, start);
     return ready;
 }

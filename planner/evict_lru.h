@@ -12,7 +12,8 @@
  * computed there, with reason NO_SLOT. A slot whose *resident* expert the layer uses is never reused: when
  * only such slots exist, the miss goes to the CPU.
  *
- * Cost: one pass over the slots for a whole layer (about 0.4 ns a slot), and only in a layer that fetches.
+ * Cost: one pass over the slots for a whole layer, and only in a layer that fetches. Measured for 10 victims:
+ * 7 us with 3,741 slots, 30 us with 24,576 (SSE2 code, best of 200).
  */
 #ifndef FT_PLANNER_EVICT_LRU_H
 #define FT_PLANNER_EVICT_LRU_H

@@ -140,10 +140,11 @@ static void choose_sizes(struct ft_plan_draft *draft)
         options->snapshot_given ? options->snapshot_bytes : default_snapshot_bytes(draft);
 }
 
-static uint64_t host_slots(const struct ft_plan_draft *draft)
+static uint64_t default_slots(const struct ft_plan_draft *draft)
 {
     uint64_t busy = ft_plan_times(draft->model->topk, draft->knob[FT_KNOB_SEQUENCES]);
-    return FT_MIN(draft->expert_count, FT_MAX(draft->expert_count / HOST_SLOT_DIVISOR, busy));
+    uint64_t wanted = FT_MAX(draft->expert_count / HOST_SLOT_DIVISOR, busy);
+    return FT_MIN(FT_MIN(draft->expert_count, wanted), (uint64_t)FT_SLOTS_DEFAULT_MAX);
 }
 
 /* Slots of a resolved strategy. */
@@ -157,18 +158,12 @@ static void choose_slots(struct ft_plan_draft *draft)
     given = FT_MIN(given, draft->expert_count);
     if (plan->device == FT_DEVICE_NONE)
         set_knob(draft, FT_KNOB_SLOTS, 0, 0, 0);
-    else if (plan->strategy == FT_STRATEGY_FUSED) {
+    else if (plan->strategy == FT_STRATEGY_FUSED)
         set_knob(draft, FT_KNOB_SLOTS, draft->expert_count, 0, draft->expert_count);
-    } else if (plan->strategy == FT_STRATEGY_CPU)
+    else if (plan->strategy == FT_STRATEGY_CPU)
         set_knob(draft, FT_KNOB_SLOTS, given, 0, 0);
-    else {
-#ifdef FT_TINY
-        uint64_t standard = FT_MIN(draft->expert_count, UINT64_C(1));
-#else
-        uint64_t standard = host_slots(draft);
-#endif
-        set_knob(draft, FT_KNOB_SLOTS, given, standard, 1);
-    }
+    else
+        set_knob(draft, FT_KNOB_SLOTS, given, default_slots(draft), 1);
 }
 
 static double measured_share(const struct ft_machine *machine)

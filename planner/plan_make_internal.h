@@ -5,6 +5,12 @@
 
 #include "planner/plan_make.h"
 
+#ifdef FT_TINY
+#define FT_SLOTS_DEFAULT_MAX 1u /* eviction, waves and NO_SLOT are run every day */
+#else
+#define FT_SLOTS_DEFAULT_MAX UINT32_MAX
+#endif
+
 /* In the order in which defaults are lowered and advice is tried. */
 enum ft_plan_knob {
     FT_KNOB_SLOTS,

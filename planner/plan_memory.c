@@ -247,12 +247,9 @@ void ft_plan_draft_settle(struct ft_plan_draft *draft)
                                               FT_KNOB_SLOTS};
     for (size_t i = 0; i < sizeof order / sizeof order[0]; i++)
         halve_until_fit(draft, order[i], draft->floor[order[i]]);
-#ifndef FT_TINY
     if (fill && draft->plan->fits && draft->plan->limit_bytes[FT_TIER_DEVICE])
-        lower_knob(draft, FT_KNOB_SLOTS, draft->expert_count, FT_TIER_COUNT);
-#else
-    (void)fill;
-#endif
+        lower_knob(draft, FT_KNOB_SLOTS, FT_MIN(draft->expert_count, (uint64_t)FT_SLOTS_DEFAULT_MAX),
+                   FT_TIER_COUNT);
 }
 
 /* ---- advice ---- */

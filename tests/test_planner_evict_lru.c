@@ -107,6 +107,52 @@ TEST(pick_equals_a_full_sort)
     }
 }
 
+/* Blocks are dismissed at once in large pools: against a plain search, one victim at a time. */
+TEST(large_pools_give_the_same_victims_as_a_plain_search)
+{
+    enum { MOST = 300 };
+    static uint32_t layers[MOST], experts[MOST], last_used[MOST], chosen[16];
+    static uint8_t taken[MOST];
+    static uint64_t room[16];
+    struct ft_pick picked = {.keys = room};
+    uint64_t state = 7;
+    for (int round = 0; round < 400; round++) {
+        struct ft_layer_in in = full_pool();
+        uint32_t count = 250 + (uint32_t)round % 50, wanted = (uint32_t)round % 17, found = 0;
+        for (uint32_t s = 0; s < count; s++) {
+            state = state * 6364136223846793005u + 1442695040888963407u;
+            uint32_t draw = (uint32_t)(state >> 33);
+            layers[s] = draw % 5;
+            experts[s] = draw / 8 % 200 == 0 ? FT_NONE : draw / 16 % 12;
+            last_used[s] = draw / 64 % 3 == 0 ? draw / 256 % 8 : UINT32_MAX - draw / 256 % 3;
+            taken[s] = draw / 4096 % 4 == 0;
+        }
+        in.slots = (struct ft_slot_view){count, layers, experts, last_used, taken};
+        for (; found < wanted; found++) { /* the reference */
+            uint64_t best = UINT64_MAX;
+            for (uint32_t s = 0; s < count; s++) {
+                bool used_now = layers[s] == in.layer && (experts[s] == active[0] || experts[s] == active[1]);
+                bool before = false;
+                for (uint32_t i = 0; i < found; i++)
+                    before = before || chosen[i] == s;
+                uint32_t rank = experts[s] == FT_NONE        ? 0
+                                : last_used[s] == UINT32_MAX ? UINT32_MAX
+                                                             : last_used[s] + 1;
+                uint64_t key = (uint64_t)rank << 32 | s;
+                if (!taken[s] && !before && (experts[s] == FT_NONE || !used_now) && key < best)
+                    best = key;
+            }
+            if (best == UINT64_MAX)
+                break;
+            chosen[found] = (uint32_t)best;
+        }
+        CHECK_EQ(ft_evict_lru_find(&in, wanted, &picked), found);
+        for (uint32_t i = 0; i < found; i++)
+            CHECK_EQ(ft_evict_lru_victim(&picked, i), chosen[i]);
+    }
+}
+
 TEST_MAIN(RUN(free_slots_first_then_the_oldest_then_the_lower_index)
               RUN(busy_slots_and_those_this_layer_reads_are_never_taken) RUN(no_slots_no_victims)
-                  RUN(step_numbers_at_the_end_of_their_range_do_not_wrap) RUN(pick_equals_a_full_sort))
+                  RUN(step_numbers_at_the_end_of_their_range_do_not_wrap) RUN(pick_equals_a_full_sort)
+                      RUN(large_pools_give_the_same_victims_as_a_plain_search))

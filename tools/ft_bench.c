@@ -13,7 +13,7 @@ struct bench {
 };
 
 static const struct bench benches[] = {
-#define BENCH(name, about) {#name, about, ft_bench_##name},
+#define BENCH(name, about) {#name, about, ft_command_bench_##name},
     FT_BENCHES(BENCH)
 #undef BENCH
 };

@@ -9,7 +9,7 @@
     X(load, "reading a checkpoint's weights from disk into memory")                                          \
     X(ple, "reading rows of a PLE table from disk")
 
-#define FT_BENCH_DECLARE(name, about) int ft_bench_##name(int argc, char **argv);
+#define FT_BENCH_DECLARE(name, about) int ft_command_bench_##name(int argc, char **argv);
 FT_BENCHES(FT_BENCH_DECLARE)
 #undef FT_BENCH_DECLARE
 

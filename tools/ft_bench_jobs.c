@@ -70,7 +70,7 @@ static int measure(struct options *options, struct ft_bench_jobs_result *result,
     return status;
 }
 
-int ft_bench_jobs(int argc, char **argv)
+int ft_command_bench_jobs(int argc, char **argv)
 {
     struct options options = {.layers = 48, .serials = 4, .tiles = 32, .steps = 50, .rounds = 20};
     const struct ft_option_group groups[] = {{"Options", table, FT_COUNT_OF(table), &options}};

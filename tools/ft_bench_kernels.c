@@ -115,7 +115,7 @@ static uint64_t default_bank(void)
     return FT_MIN(FT_MAX(wanted, BANK_BYTES_MIN), BANK_BYTES_MAX);
 }
 
-int ft_bench_kernels(int argc, char **argv)
+int ft_command_bench_kernels(int argc, char **argv)
 {
     struct options options = {.hidden = 2560, .width = 640, .rounds = 5, .bank_bytes = default_bank()};
     const struct ft_option_group groups[] = {{"Options", table, FT_COUNT_OF(table), &options}};

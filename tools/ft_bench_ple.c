@@ -1,300 +1,336 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "io/rows.h"
-#include "jobs/clock.h"
+/*
+ * ft bench ple: rows of a PLE table in place on disk.
+ *
+ * First the rows alone: latency of a batch, every row compared with what was written. Then the engine: the
+ * demo model decodes with its hash tables stretched over the whole file, so that every step reads random rows
+ * of it, and the trace tells how much of each read the step had to wait for: exposed = start of the first PLE
+ * job - end of layer 0 (not below 0), bound = max(0, read - layer 0) + 20 us
+ */
+#include "io/bench_io.h"
 #include "tools/command.h"
 #include "tools/ft_bench.h"
 #include "tools/interrupt.h"
 #include "tools/json_out.h"
 #include "tools/open.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#define WAIT_NS_MAX 10000000000ull
-#define PART_BYTES (1u << 20)
+#define ALLOWANCE_NS 20000.0
+#define WARM_STEPS 16u
 
 struct options {
     const char *model, *file;
-    uint64_t bytes, seed;
-    uint32_t row_bytes, rows, batches, io;
-    bool json;
+    uint64_t bytes;
+    uint32_t row_bytes, rows, batches, steps, workers, io;
+    bool keep, json;
 };
 
 #define FIELD(name) offsetof(struct options, name), FT_OPTION_NO_FIELD
 static const struct ft_option table[] = {
-    {"model", "DIR", "read the PLE tables of this checkpoint", "a file of its own", FT_OPTION_STRING,
+    {"model", "DIR", "checkpoint whose engine is run on the file", "the demo model", FT_OPTION_STRING,
      FIELD(model), 0, 0},
-    {"file", "F", "read this file as a table; created, and removed again, when it is not there",
-     "a temporary file in $TMPDIR", FT_OPTION_STRING, FIELD(file), 0, 0},
-    {"bytes", "BYTES", "size of a created file", NULL, FT_OPTION_BYTES, FIELD(bytes), 0, 0},
-    {"row-bytes", "N", "bytes of a row of a file", NULL, FT_OPTION_U32, FIELD(row_bytes), 1, 65536},
-    {"rows", "N", "random rows of a batch (16 a token in the real model)", NULL, FT_OPTION_U32, FIELD(rows),
-     1, 65536},
-    {"batches", "N", "batches to read", NULL, FT_OPTION_U32, FIELD(batches), 1, 1e7},
+    {"file", "F", "the table; made when it is not there", "ft-bench-ple.table in $TMPDIR or /tmp",
+     FT_OPTION_STRING, FIELD(file), 0, 0},
+    {"bytes", "BYTES", "size of the table", NULL, FT_OPTION_BYTES, FIELD(bytes), 0, 0},
+    {"row-bytes", "N", "rows alone: bytes of a row", NULL, FT_OPTION_U32, FIELD(row_bytes), 1, 65536},
+    {"rows", "N", "rows alone: rows of a batch (16 a token in the real model)", NULL, FT_OPTION_U32,
+     FIELD(rows), 1, 65536},
+    {"batches", "N", "rows alone: batches", NULL, FT_OPTION_U32, FIELD(batches), 1, 1e7},
+    {"steps", "N", "engine: decode steps", NULL, FT_OPTION_U32, FIELD(steps), 1, 4000},
+    {"workers", "N", "engine: CPU workers", "one per usable core", FT_OPTION_U32, FIELD(workers), 1,
+     FT_WORKERS_MAX},
     {"io", "auto|uring|pread", "how files are read", NULL, FT_OPTION_CHOICE, FIELD(io), 0, 0},
-    {"seed", "N", "of the random rows", NULL, FT_OPTION_U64, FIELD(seed), 0, 0},
+    {"keep", NULL, "leave a table that was made for the next time", NULL, FT_OPTION_FLAG, FIELD(keep), 0, 0},
     {"json", NULL, "report as JSON", NULL, FT_OPTION_FLAG, FIELD(json), 0, 0},
 };
 
-struct result {
-    double latency_ns_mean, latency_ns_p50, latency_ns_p99, latency_ns_min;
-    uint64_t total_ns;
-    struct ft_row_stats stats;
-    enum ft_io_backend backend;
-    uint64_t table_bytes;
-    char note[256];
+/* One decode step as the trace shows it. */
+struct sample {
+    double read_ns, layer0_ns, exposed_ns, over_ns; /* over = exposed - max(0, read - layer 0) */
 };
 
-/* splitmix64 (Steele, Lea, Flood 2014) */
-static uint64_t next_random(uint64_t *state)
+struct exposure {
+    struct sample *samples; /* [cap] */
+    uint32_t count, cap, skip, ple_layer;
+};
+
+struct report {
+    struct ft_bench_ple rows;
+    struct sample median, high; /* per field; high = 95% below */
+    uint32_t steps, within;     /* steps whose exposed wait is within the bound */
+};
+
+static bool show(void *context, uint64_t done, uint64_t total)
 {
-    uint64_t z = *state += 0x9E3779B97F4A7C15ull;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ z >> 27) * 0x94D049BB133111EBull;
-    return z ^ z >> 31;
+    (void)context;
+    (void)done;
+    (void)total;
+    return !ft_interrupt_signal();
 }
 
-/* ---- the file ---- */
+/* ---- the engine on the file ---- */
 
-static int fill_file(int fd, const char *path, uint64_t bytes, struct ft_error *err)
+static void take_step(void *context, const struct ft_trace_step *step)
 {
-    uint64_t state = 1;
-    uint64_t *part = malloc(PART_BYTES);
-    int status = part ? FT_OK : ft_error_set(err, FT_MEMORY, "no memory to write %s", path);
-    for (uint64_t done = 0; done < bytes && status == FT_OK;) {
-        for (uint32_t i = 0; i < PART_BYTES / sizeof *part; i++)
-            part[i] = next_random(&state);
-        ssize_t wrote = write(fd, part, FT_MIN(bytes - done, (uint64_t)PART_BYTES));
-        if (wrote <= 0)
-            status = ft_error_set(err, FT_IO, "%s: %s", path,
-                                  wrote ? strerror(errno) : "nothing could be written");
-        else
-            done += (uint64_t)wrote;
-        if (ft_interrupt_signal())
-            status = ft_error_set(err, FT_CANCELLED, "interrupted");
+    struct exposure *e = context;
+    uint64_t layer0_end = step->begin_ns, ple_start = UINT64_MAX, read_begin = 0, read_end = 0;
+    if (step->prefill || e->count == e->cap || e->skip) {
+        e->skip -= e->skip && !step->prefill;
+        return;
     }
-    free(part);
-    if (status == FT_OK && fsync(fd) != 0)
-        status = ft_error_set(err, FT_IO, "%s: %s", path, strerror(errno));
-    /* What was just written must come from the disk when it is read. */
-    (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-    return status;
-}
-
-/* Creates `path` (a template for mkostemp when `temporary`); on failure it is not there. */
-static int create_file(char *path, bool temporary, uint64_t bytes, struct ft_error *err)
-{
-    int fd =
-        temporary ? mkostemp(path, O_CLOEXEC) : open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd < 0)
-        return ft_error_set(err, FT_IO, "%s: cannot be created: %s", path, strerror(errno));
-    int status = fill_file(fd, path, bytes, err);
-    close(fd);
-    if (status != FT_OK)
-        unlink(path);
-    return status;
-}
-
-/* ---- the measurement ---- */
-
-static int compare_u64(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
-}
-
-static void draw_rows(struct ft_row_want *wants, uint32_t count, const struct ft_row_tables *tables,
-                      char *buffer, uint32_t stride, uint64_t *state)
-{
-    uint32_t table_count = ft_row_tables_count(tables);
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t which = i % table_count;
-        wants[i] = (struct ft_row_want){.row = next_random(state) % ft_row_table_row_count(tables, which),
-                                        .destination = buffer + (size_t)i * stride,
-                                        .table = which};
+    for (uint32_t i = 0; i < step->record_count; i++) {
+        const struct ft_trace_record *r = &step->records[i];
+        if (r->kind != FT_RECORD_JOB)
+            continue;
+        if (r->op == FT_OP_PLE_READ) {
+            read_begin = r->start_ns;
+            read_end = r->end_ns;
+        } else if (r->layer < e->ple_layer || r->op == FT_OP_EMBED) {
+            layer0_end = FT_MAX(layer0_end, r->end_ns);
+        } else if (r->op == FT_OP_PLE_PROJECT) {
+            ple_start = FT_MIN(ple_start, r->start_ns);
+        }
     }
+    if (!read_end || ple_start == UINT64_MAX)
+        return;
+    struct sample *s = &e->samples[e->count++];
+    s->read_ns = (double)(read_end - read_begin);
+    s->layer0_ns = (double)(layer0_end - step->begin_ns);
+    s->exposed_ns = ple_start > layer0_end ? (double)(ple_start - layer0_end) : 0;
+    s->over_ns = s->exposed_ns - FT_MAX(0.0, s->read_ns - s->layer0_ns);
 }
 
-static int read_batches(const struct options *options, const struct ft_row_tables *tables,
-                        struct ft_row_reader *reader, struct ft_row_want *wants, char *buffer,
-                        uint32_t stride, uint64_t *latency_ns, struct ft_error *err)
+/* The model with hash tables as large as the file allows. */
+static int stretch(struct ft_model *model, uint64_t row_count, struct ft_error *err)
 {
-    struct ft_clock clock;
-    uint64_t state = options->seed;
-    ft_clock_init(&clock);
-    for (uint32_t i = 0; i < options->batches; i++) {
-        draw_rows(wants, options->rows, tables, buffer, stride, &state);
-        uint64_t begin = ft_clock_ns(&clock);
-        int status = ft_row_reader_submit(reader, wants, options->rows, err);
-        if (status == FT_OK)
-            status = ft_row_reader_wait(reader, WAIT_NS_MAX, err);
-        latency_ns[i] = ft_clock_ns(&clock) - begin;
+    uint32_t heads = model->ple[0].head_count;
+    uint64_t each = row_count / heads;
+    if (each < 100000)
+        return ft_error_set(err, FT_USAGE, "--bytes: the engine's part needs a table of %u MiB at least",
+                            (uint32_t)(100000ull * heads * model->ple[0].row_width >> 20) + 1);
+    model->ngram_vocab_base = each - each / 100; /* primes after it stay below `each` */
+    model->ngram_vocab_multiple = 1;
+    return ft_model_finish(model, err);
+}
+
+static int decode(struct ft_session *session, const struct options *options, struct ft_error *err)
+{
+    static const uint32_t prompt[] = {41, 1384, 223, 19};
+    struct ft_event *events = calloc(2 * FT_SEQUENCES_MAX, sizeof *events);
+    uint32_t sequence, count;
+    struct ft_request request = {
+        .prompt = prompt,
+        .prompt_count = FT_COUNT_OF(prompt),
+        .max_tokens = options->steps + WARM_STEPS,
+        .sampling = {.temperature = 1, .top_p = 1, .repetition_penalty = 1, .seed = 5}};
+    int status = events ? ft_session_submit(session, &request, &sequence, err)
+                        : ft_error_set(err, FT_MEMORY, "no memory for events");
+    while (status == FT_OK && !ft_session_is_idle(session)) {
+        status = ft_session_step(session, events, 2 * FT_SEQUENCES_MAX, &count, err);
+        for (uint32_t i = 0; status == FT_OK && i < count; i++)
+            if (events[i].kind == FT_EVENT_FAILED)
+                status = ft_error_set(err, FT_IO, "a step failed: %s", events[i].message);
         if (status == FT_OK && ft_interrupt_signal())
             status = ft_error_set(err, FT_CANCELLED, "interrupted");
-        if (status != FT_OK)
-            return status;
     }
-    return FT_OK;
-}
-
-static void summarise(struct result *result, uint64_t *latency_ns, uint32_t count)
-{
-    qsort(latency_ns, count, sizeof *latency_ns, compare_u64);
-    for (uint32_t i = 0; i < count; i++)
-        result->total_ns += latency_ns[i];
-    result->latency_ns_mean = (double)result->total_ns / count;
-    result->latency_ns_min = (double)latency_ns[0];
-    result->latency_ns_p50 = (double)latency_ns[count / 2];
-    result->latency_ns_p99 = (double)latency_ns[(uint32_t)((uint64_t)count * 99 / 100)];
-}
-
-static int measure(const struct options *options, const struct ft_row_tables *tables, struct result *result,
-                   struct ft_error *err)
-{
-    struct ft_row_reader_options reader_options = {
-        .backend = FT_ROWS_DISK, .io_backend = (enum ft_io_backend)options->io, .rows_max = options->rows};
-    struct ft_row_reader *reader;
-    uint32_t stride = 1;
-    for (uint32_t i = 0; i < ft_row_tables_count(tables); i++)
-        stride = FT_MAX(stride, ft_row_table_row_bytes(tables, i));
-    int status = ft_row_reader_open(&reader, tables, &reader_options, err);
-    if (status != FT_OK)
-        return status;
-    struct ft_row_want *wants = calloc(options->rows, sizeof *wants);
-    char *buffer = calloc(options->rows, stride);
-    uint64_t *latency_ns = calloc(options->batches, sizeof *latency_ns);
-    if (wants && buffer && latency_ns)
-        status = read_batches(options, tables, reader, wants, buffer, stride, latency_ns, err);
-    else
-        status = ft_error_set(err, FT_MEMORY, "no memory for batches of %u rows", options->rows);
-    if (status == FT_OK) {
-        summarise(result, latency_ns, options->batches);
-        ft_row_reader_stats(reader, &result->stats);
-        result->backend = ft_row_reader_backend(reader);
-        result->table_bytes = ft_row_tables_bytes(tables);
-        snprintf(result->note, sizeof result->note, "%s", ft_row_reader_note(reader));
-    }
-    free(latency_ns);
-    free(buffer);
-    free(wants);
-    ft_row_reader_close(reader);
+    free(events);
     return status;
 }
 
-static int measure_model(const struct options *options, struct result *result, struct ft_error *err)
+static int run_session(const struct options *options, const char *path, struct ft_engine *engine,
+                       struct ft_model *model, struct exposure *exposure, struct ft_error *err)
 {
-    struct ft_checkpoint *checkpoint;
-    struct ft_row_tables *tables;
-    int status = ft_checkpoint_open(&checkpoint, options->model, err);
-    if (status != FT_OK)
-        return status;
-    if (!ft_checkpoint_model(checkpoint)->ple_count)
-        status =
-            ft_error_set(err, FT_UNSUPPORTED, "%s: this model has no PLE tables; --file measures without one",
-                         options->model);
-    else
-        status = ft_row_tables_open(&tables, checkpoint, err);
-    if (status == FT_OK) {
-        status = measure(options, tables, result, err);
-        ft_row_tables_close(tables);
-    }
-    ft_checkpoint_close(checkpoint);
+    struct ft_row_tables *tables = NULL;
+    struct ft_session *session = NULL;
+    int status = ft_row_tables_open_file(&tables, path, model->ple[0].row_width, err);
+    if (status == FT_OK)
+        status = stretch(model, ft_row_table_row_count(tables, 0), err);
+    struct ft_session_options o = {.model = model,
+                                   .weights = &engine->loaded.weights,
+                                   .ple = tables,
+                                   .plan = &engine->plan,
+                                   .topology = &engine->topology,
+                                   .ple_io = (enum ft_io_backend)options->io,
+                                   .pin = true,
+                                   .trace = take_step,
+                                   .trace_context = exposure};
+    if (status == FT_OK)
+        status = ft_session_open(&session, &o, err);
+    if (status == FT_OK)
+        status = decode(session, options, err);
+    if (session)
+        ft_session_close(session);
+    ft_row_tables_close(tables);
     return status;
 }
 
-static int measure_file(const struct options *options, struct result *result, struct ft_error *err)
+static int measure_engine(const struct options *options, const char *path, struct exposure *exposure,
+                          struct ft_error *err)
 {
-    char path[4096];
-    struct ft_row_tables *tables;
-    const char *folder = getenv("TMPDIR");
-    bool created = !options->file || access(options->file, F_OK) != 0;
-    if (options->file)
-        snprintf(path, sizeof path, "%s", options->file);
-    else
-        snprintf(path, sizeof path, "%s/ft-bench-ple-XXXXXX", folder && folder[0] ? folder : "/tmp");
-    int status = created ? create_file(path, !options->file, options->bytes, err) : FT_OK;
+    struct ft_open_options open;
+    struct ft_engine engine;
+    ft_open_options_init(&open);
+    open.model = options->model;
+    open.quiet = options->json;
+    open.strategy = FT_STRATEGY_CPU;
+    open.plan.workers = options->workers;
+    open.plan.sequences_max = 1;
+    open.plan.kv_tokens = options->steps + WARM_STEPS + 128;
+    int status = ft_engine_open(&engine, &open, err);
     if (status != FT_OK)
         return status;
-    status = ft_row_tables_open_file(&tables, path, options->row_bytes, err);
+    struct ft_model *model = malloc(sizeof *model);
+    exposure->samples = calloc(options->steps, sizeof *exposure->samples);
+    if (!model || !exposure->samples)
+        status = ft_error_set(err, FT_MEMORY, "no memory for %u steps", options->steps);
+    else if (engine.model->ple_count != 1)
+        status = ft_error_set(err, FT_UNSUPPORTED, "%s: a model with one PLE table is needed", engine.dir);
     if (status == FT_OK) {
-        status = measure(options, tables, result, err);
-        ft_row_tables_close(tables);
+        *model = *engine.model;
+        exposure->cap = options->steps;
+        exposure->skip = WARM_STEPS;
+        exposure->ple_layer = model->ple[0].layer;
+        status = run_session(options, path, &engine, model, exposure, err);
     }
-    if (created)
-        unlink(path);
+    free(model);
+    struct ft_error ignored;
+    ft_engine_close(&engine, &ignored);
     return status;
 }
 
 /* ---- the report ---- */
 
-static void print_text(const struct options *options, const struct result *result)
+static int compare_doubles(const void *a, const void *b)
 {
-    char size[32];
-    double seconds = FT_MAX(1.0, (double)result->total_ns) / 1e9;
-    printf("%u batches of %u rows from %s (%s)\n", options->batches, options->rows,
-           ft_options_format_bytes(result->table_bytes, size, sizeof size),
-           ft_io_backend_name(result->backend));
-    printf("batch  %.1f us (best %.1f, median %.1f, 99%% below %.1f)\n", result->latency_ns_mean / 1e3,
-           result->latency_ns_min / 1e3, result->latency_ns_p50 / 1e3, result->latency_ns_p99 / 1e3);
-    printf("reads  %.0f per s, %.1f MB/s\n", (double)result->stats.reads / seconds,
-           (double)result->stats.read_bytes / seconds / 1e6);
-    if (result->note[0])
-        printf("note: %s\n", result->note);
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
 }
 
-static void print_json(const struct options *options, const struct result *result)
+/* Field by field: the median and what 95% are below. */
+static int summarise(const struct exposure *e, struct report *report, struct ft_error *err)
+{
+    double *values = calloc(FT_MAX(e->count, 1u), sizeof *values);
+    if (!values || !e->count) {
+        free(values);
+        return ft_error_set(err, FT_INTERNAL, "no decode step was traced");
+    }
+    report->steps = e->count;
+    for (uint32_t f = 0; f < sizeof(struct sample) / sizeof(double); f++) {
+        for (uint32_t i = 0; i < e->count; i++)
+            values[i] = ((const double *)&e->samples[i])[f];
+        qsort(values, e->count, sizeof *values, compare_doubles);
+        ((double *)&report->median)[f] = values[e->count / 2];
+        ((double *)&report->high)[f] = values[(uint64_t)e->count * 95 / 100];
+    }
+    for (uint32_t i = 0; i < e->count; i++)
+        report->within += e->samples[i].over_ns <= ALLOWANCE_NS;
+    free(values);
+    return FT_OK;
+}
+
+static void print_text(const struct options *options, const struct report *r)
+{
+    char size[32];
+    printf("table   %s of written random bytes, read by %s%s\n",
+           ft_options_format_bytes(r->rows.file_bytes, size, sizeof size),
+           ft_io_backend_name(r->rows.backend),
+           r->rows.direct ? ", direct" : ", BUFFERED: may be answered from memory");
+    printf("rows    %u batches of %u: median %.0f us, 99%% below %.0f us, %llu rows verified\n",
+           options->batches, options->rows, r->rows.latency_p50_s * 1e6, r->rows.latency_p99_s * 1e6,
+           (unsigned long long)r->rows.rows_verified);
+    printf("depth   ");
+    for (uint32_t i = 0; i < FT_BENCH_DEPTHS; i++)
+        printf("%u: %.0fk  ", 1u << i, r->rows.curve_iops[i] / 1e3);
+    printf("(4 KiB reads per s)\n");
+    printf(
+        "engine  %u decode steps: read %.0f us, layers before it %.0f us, exposed wait %.0f us (medians)\n",
+        r->steps, r->median.read_ns / 1e3, r->median.layer0_ns / 1e3, r->median.exposed_ns / 1e3);
+    printf("        over max(0, read - layers before): median %.1f us, 95%% below %.1f us; %.1f%% of the "
+           "steps within "
+           "20 us\n",
+           r->median.over_ns / 1e3, r->high.over_ns / 1e3, 100.0 * r->within / r->steps);
+    if (r->rows.note[0])
+        printf("note: %s\n", r->rows.note);
+}
+
+static void print_json(const struct options *options, const struct report *r)
 {
     struct ft_json json;
-    double seconds = FT_MAX(1.0, (double)result->total_ns) / 1e9;
     ft_json_begin(&json, stdout);
     ft_json_open(&json, '{', NULL);
-    ft_json_u64(&json, "table_bytes", result->table_bytes);
-    ft_json_u64(&json, "batches", options->batches);
-    ft_json_u64(&json, "rows", options->rows);
-    ft_json_f64(&json, "batch_us_mean", result->latency_ns_mean / 1e3);
-    ft_json_f64(&json, "batch_us_min", result->latency_ns_min / 1e3);
-    ft_json_f64(&json, "batch_us_p50", result->latency_ns_p50 / 1e3);
-    ft_json_f64(&json, "batch_us_p99", result->latency_ns_p99 / 1e3);
-    ft_json_f64(&json, "rows_per_s", (double)result->stats.rows_wanted / seconds);
-    ft_json_f64(&json, "reads_per_s", (double)result->stats.reads / seconds);
-    ft_json_f64(&json, "read_bytes_per_s", (double)result->stats.read_bytes / seconds);
-    ft_json_text(&json, "backend", ft_io_backend_name(result->backend));
-    ft_json_text(&json, "note", result->note);
+    ft_json_u64(&json, "table_bytes", r->rows.file_bytes);
+    ft_json_text(&json, "backend", ft_io_backend_name(r->rows.backend));
+    ft_json_bool(&json, "direct", r->rows.direct);
+    ft_json_u64(&json, "rows_per_batch", options->rows);
+    ft_json_u64(&json, "rows_verified", r->rows.rows_verified);
+    ft_json_f64(&json, "batch_us_p50", r->rows.latency_p50_s * 1e6);
+    ft_json_f64(&json, "batch_us_p99", r->rows.latency_p99_s * 1e6);
+    ft_json_open(&json, '[', "iops_4k_depth_1_2_4_8_16_32_64");
+    for (uint32_t i = 0; i < FT_BENCH_DEPTHS; i++)
+        ft_json_f64(&json, NULL, r->rows.curve_iops[i]);
+    ft_json_close(&json, ']');
+    ft_json_u64(&json, "steps", r->steps);
+    ft_json_f64(&json, "read_us_p50", r->median.read_ns / 1e3);
+    ft_json_f64(&json, "layers_before_us_p50", r->median.layer0_ns / 1e3);
+    ft_json_f64(&json, "exposed_us_p50", r->median.exposed_ns / 1e3);
+    ft_json_f64(&json, "over_us_p50", r->median.over_ns / 1e3);
+    ft_json_f64(&json, "over_us_p95", r->high.over_ns / 1e3);
+    ft_json_f64(&json, "within_20us", (double)r->within / r->steps);
+    ft_json_text(&json, "note", r->rows.note);
     ft_json_close(&json, '}');
     ft_json_end(&json);
 }
 
-int ft_bench_ple(int argc, char **argv)
+static int measure(const struct options *options, struct report *report, struct ft_error *err)
+{
+    char path[4096];
+    const char *folder = getenv("TMPDIR");
+    struct exposure exposure = {0};
+    if (options->file)
+        snprintf(path, sizeof path, "%s", options->file);
+    else
+        snprintf(path, sizeof path, "%s/ft-bench-ple.table", folder && folder[0] ? folder : "/tmp");
+    struct ft_bench_ple_options rows = {.path = path,
+                                        .file_bytes = options->bytes,
+                                        .row_bytes = options->row_bytes,
+                                        .rows_per_step = options->rows,
+                                        .steps = options->batches,
+                                        .backend = (enum ft_io_backend)options->io,
+                                        .keep = true,
+                                        .progress = show};
+    int status = ft_bench_ple(&rows, &report->rows, err);
+    if (status == FT_OK)
+        status = measure_engine(options, path, &exposure, err);
+    if (status == FT_OK)
+        status = summarise(&exposure, report, err);
+    free(exposure.samples);
+    if (report->rows.made && !options->keep)
+        (void)remove(path);
+    return status;
+}
+
+int ft_command_bench_ple(int argc, char **argv)
 {
     struct options options = {
-        .bytes = 256ull << 20, .row_bytes = 160, .rows = 16, .batches = 2000, .seed = 1};
+        .bytes = 4ull << 30, .row_bytes = 160, .rows = 16, .batches = 2000, .steps = 1000};
     const struct ft_option_group groups[] = {{"Options", table, FT_COUNT_OF(table), &options}};
     const struct ft_option_set set = {
         "ft bench ple",
-        "[--model DIR | --file F] [options]",
-        "Reads batches of random rows in place from disk, as a decode step does.",
+        "[--file F] [options]",
+        "Reads random rows in place from a large table on disk, alone and under the engine's decode steps.",
         groups,
         1,
         0};
-    struct result result = {0};
+    struct report report = {0};
     struct ft_option_rest rest;
     struct ft_error err;
     int exit_code;
     if (!ft_command_parse(&set, argc, argv, &rest, &exit_code))
         return exit_code;
-    int status;
-    if (options.model && options.file)
-        status = ft_error_set(&err, FT_USAGE, "give either --model or --file");
-    else if (options.bytes < options.row_bytes)
-        status = ft_error_set(&err, FT_USAGE, "--bytes: a table needs one row of %u bytes at least",
-                              options.row_bytes);
-    else
-        status = (options.model ? measure_model : measure_file)(&options, &result, &err);
-    if (status != FT_OK)
+    if (measure(&options, &report, &err) != FT_OK)
         return ft_command_fail(&err);
-    (options.json ? print_json : print_text)(&options, &result);
+    (options.json ? print_json : print_text)(&options, &report);
     return ft_command_finish(FT_EXIT_OK);
 }

@@ -176,10 +176,10 @@ benches() {
     is_json out "bench kernels"
     expect 0 '"gbs"' "$ft" bench load --json --rounds 1 --model "$tiny"
     is_json out "bench load"
-    expect 0 'batch_us_p50' "$ft" bench ple --json --batches 20 --bytes 1M --file table
+    expect 0 'batch_us_p50' "$ft" bench ple --json --batches 20 --steps 50 --bytes 32M --file table
     is_json out "bench ple"
     same "created file is removed" "" "$(ls | grep '^table$')"
-    expect 0 'batch_us_p50' "$ft" bench ple --json --batches 20 --model "$tiny"
+    expect 0 'batch_us_p50' "$ft" bench ple --json --batches 20 --steps 50 --bytes 32M --file table2 --model "$tiny"
     refuse 2 'did you mean jobs' "$ft" bench jbs
 }
 
@@ -194,6 +194,8 @@ bad_input() {
     refuse 2 'did you mean --temperature?' "$ft" run --temprature 1 hi
     refuse 2 'did you mean run' "$ft" runn
     refuse 2 'none of' "$ft" run --strategy fast hi
+    refuse 1 'sse9' "$ft" run --quiet --model "$tiny" --isa sse9 hi
+    refuse 1 'sse9' env FT_ISA=sse9 "$ft" run --quiet --model "$tiny" hi
     refuse 2 'needs a value' "$ft" run --model
     refuse 1 '--kv-tokens' "$ft" run --quiet --model "$tiny" --kv-tokens 64 --sequences 1 --max-tokens 100 "In the beginning"
     refuse 2 '--chat' "$ft" run --quiet --model "$tiny" --system x hi
@@ -233,7 +235,41 @@ interrupts() {
     [ $code = 130 ] && [ -s out ] && grep -q '^decode' err && grep -q '^ft: interrupted' err || fail "interrupt: exit code $code"
 }
 
-for group in answers strategies sampling traces fixtures logits plans tokenizers benches bad_input streams interrupts; do
+# A conversation on a terminal: several turns, /reset, Ctrl-C at the prompt.
+chat() {
+    command -v python3 >/dev/null || return
+    cat >talk.py <<'PYTHON'
+import os, pty, select, sys, time
+pid, fd = pty.fork()
+if pid == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+def until_prompt(end):
+    text, limit = b"", time.time() + 60
+    while not text.endswith(end) and time.time() < limit:
+        if select.select([fd], [], [], 0.1)[0]:
+            try:
+                part = os.read(fd, 4096)
+            except OSError:
+                break
+            if not part:
+                break
+            text += part
+    sys.stdout.write(text.decode(errors="replace"))
+until_prompt(b"> ")
+for line in ["What is the symbol for gold?", "What is 12 plus 30?", "/reset", "/help", "Hello!", "\x03", "/exit"]:
+    os.write(fd, line.encode() if line == "\x03" else line.encode() + b"\n")
+    until_prompt(b"> " if line != "/exit" else b"no end")
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+PYTHON
+    expect 0 '12 plus 30 is 42.' python3 talk.py "$ft" run --model "$tiny"
+    local text
+    for text in 'The symbol for gold is Au.' '(forgotten)' 'Ctrl-C again or /exit leaves' 'from a snapshot\|first token after'; do
+        checks=$((checks + 1))
+        grep -q -- "$text" out || fail "chat: no \"$text\""
+    done
+}
+
+for group in answers chat strategies sampling traces fixtures logits plans tokenizers benches bad_input streams interrupts; do
     [ $# -lt 4 ] || [ "$4" = $group ] || continue
     before=$failures
     $group

@@ -306,7 +306,7 @@ int ft_command_run(int argc, char **argv)
                                       "when stdin is a terminal, else stdin is the prompt (one newline at "
                                       "its end is dropped). Without --model: the\n"
                                       "demo model. Sampling follows the checkpoint's generation_config.json "
-                                      "where no option is given; --top-k, --top-p\n"
+                                      "where no option is given (do_sample false:\ngreedy); --top-k, --top-p "
                                       "or --min-p alone switch sampling on. A summary goes to stderr.",
                                       groups,
                                       FT_COUNT_OF(groups),

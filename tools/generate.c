@@ -7,15 +7,14 @@
 #include <sys/random.h>
 
 #define FIELD(name) offsetof(struct ft_generate_options, name)
-#define CHECKPOINT_DEFAULT "the checkpoint's generation_config.json, else "
+#define CHECKPOINT_DEFAULT "the checkpoint's, else "
 #define EVENTS_MAX (2 * FT_SEQUENCES_MAX)
 
 const struct ft_option ft_generate_option_table[FT_GENERATE_OPTION_COUNT] = {
     {"max-tokens", "N", "tokens to generate, at most", "512, or what the KV pool holds", FT_OPTION_U32,
      FIELD(max_tokens), FIELD(max_tokens_given), 0, 0},
-    {"temperature", "X", "0: always the likeliest token (greedy)",
-     CHECKPOINT_DEFAULT "0; do_sample false means 0", FT_OPTION_F32, FIELD(temperature),
-     FIELD(temperature_given), 0, 1000},
+    {"temperature", "X", "0: always the likeliest token (greedy)", CHECKPOINT_DEFAULT "0", FT_OPTION_F32,
+     FIELD(temperature), FIELD(temperature_given), 0, 1000},
     {"top-k", "N", "sample from the N likeliest tokens; 0: all", CHECKPOINT_DEFAULT "0", FT_OPTION_U32,
      FIELD(top_k), FIELD(top_k_given), 0, 0},
     {"top-p", "X", "sample from the likeliest tokens of total probability X; 1: all", CHECKPOINT_DEFAULT "1",

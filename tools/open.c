@@ -232,9 +232,14 @@ static int load_weights(struct ft_engine *engine, const struct ft_open_options *
 
 /* ---- the session ---- */
 
-static int open_session(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
+static const char *wanted_isa(const struct ft_open_options *options)
 {
     const char *isa = options->isa ? options->isa : getenv("FT_ISA");
+    return isa && isa[0] ? isa : NULL;
+}
+
+static int open_session(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
+{
     struct ft_session_options session = {
         .model = engine->model,
         .weights = &engine->loaded.weights,
@@ -242,7 +247,7 @@ static int open_session(struct ft_engine *engine, const struct ft_open_options *
         .plan = &engine->plan,
         .policy = engine->policy,
         .topology = &engine->topology,
-        .isa = isa && isa[0] ? isa : NULL,
+        .isa = wanted_isa(options),
         .ple_io = (enum ft_io_backend)options->io,
         .pin = options->pin,
         .link_bytes_per_s = options->link_gbs * 1e9,
@@ -282,7 +287,10 @@ static int open_rest(struct ft_engine *engine, const struct ft_open_options *opt
     if (!engine->plan.fits)
         return ft_error_set(err, FT_MEMORY, "the model does not fit: %s", engine->plan.advice);
     int status = ft_policies_find_for(&engine->policy, engine->plan.strategy, err);
-    /* Files that may be refused come before the load, which can take minutes. */
+    /* What may be refused comes before the load, which can take minutes. */
+    struct ft_kernels kernels;
+    if (status == FT_OK)
+        status = ft_kernels_init(&kernels, wanted_isa(options), err);
     if (status == FT_OK && options->replay) {
         status = ft_replay_file_read(&engine->replay, options->replay, engine->model, err);
         engine->policy = &ft_policy_replay;

@@ -23,6 +23,8 @@ int ft_run_begin(struct ft_run *run, const struct ft_run_options *options, bool 
         status = ft_generation_config_read(&run->config, run->dir, err);
     if (status == FT_OK) {
         ft_generate_resolve(&options->generate, &run->config, &run->sampling);
+        if (options->open.plan.deterministic && !options->generate.seed_given)
+            run->sampling.seed = 0; /* a drawn seed would not be the same twice */
     } else {
         ft_tokenizer_close(run->tokenizer);
         run->tokenizer = NULL;

@@ -75,7 +75,7 @@ static void *io_main(void *context)
     ft_park_wake(&step->session_park);
     if (status != FT_OK)
         return NULL;
-    while (ft_step_wait_epoch(step, &step->io, &seen))
+    while (ft_step_wait_epoch(step, thread, &step->io, &seen))
         if (step->graph->io_count)
             read_step(step, thread);
     ft_row_reader_close(step->rows);

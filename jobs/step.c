@@ -261,11 +261,12 @@ static bool counter_is_zero(const struct ft_step *step, uint32_t job)
     return atomic_load_explicit(&step->counter[job], memory_order_acquire) == 0;
 }
 
-/* One sleep of a service thread; shorter while its backlog waits for room. */
-static void doze(struct ft_step *step, uint32_t thread, struct ft_park *park, uint32_t ticket)
+/* One sleep of a service thread, at most bound_ns; shorter while its backlog waits for room. */
+static void doze(struct ft_step *step, uint32_t thread, struct ft_park *park, uint32_t ticket,
+                 uint64_t bound_ns)
 {
     bool backlog = ft_lane_cpu_flush(step->cpu, thread) != 0;
-    ft_park_wait(park, ticket, backlog ? FLUSH_PARK_NS : PARK_NS);
+    ft_park_wait(park, ticket, backlog ? FLUSH_PARK_NS : bound_ns);
 }
 
 bool ft_step_wait_job(struct ft_step *step, uint32_t thread, struct ft_serial *serial, uint32_t job,
@@ -288,7 +289,7 @@ bool ft_step_wait_job(struct ft_step *step, uint32_t thread, struct ft_serial *s
             ft_park_cancel(&serial->park);
             break;
         }
-        doze(step, thread, &serial->park, ticket);
+        doze(step, thread, &serial->park, ticket, PARK_NS);
         ready = counter_is_zero(step, job);
     }
     struct ft_trace_record *record =
@@ -305,7 +306,7 @@ bool ft_step_wait_job(struct ft_step *step, uint32_t thread, struct ft_serial *s
     return true;
 }
 
-bool ft_step_wait_epoch(struct ft_step *step, struct ft_serial *serial, uint32_t *seen)
+bool ft_step_wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial *serial, uint32_t *seen)
 {
     uint64_t start = ft_clock_ns(&step->clock);
     for (;;) {
@@ -327,7 +328,9 @@ bool ft_step_wait_epoch(struct ft_step *step, struct ft_serial *serial, uint32_t
             ft_park_cancel(&serial->park);
             continue;
         }
-        ft_park_wait(&serial->park, ticket, 10 * PARK_NS);
+        /* The step that we wait for may not begin before jobs of this one, which found no room, are in the
+         * rings. */
+        doze(step, thread, &serial->park, ticket, 10 * PARK_NS);
     }
 }
 
@@ -381,7 +384,7 @@ static bool wait_end(struct ft_step *step, uint32_t epoch, uint64_t timeout_ns)
             ft_park_cancel(&step->session_park);
             return true;
         }
-        doze(step, thread, &step->session_park, ticket);
+        doze(step, thread, &step->session_park, ticket, PARK_NS);
     }
 }
 

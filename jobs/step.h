@@ -149,7 +149,7 @@ void ft_step_hand_over(struct ft_step *step, uint32_t thread, const uint32_t *jo
 bool ft_step_wait_job(struct ft_step *step, uint32_t thread, struct ft_serial *serial, uint32_t job,
                       enum ft_wait cause);
 /* Waits for an epoch other than `seen`; returns it. False: stopping. */
-bool ft_step_wait_epoch(struct ft_step *step, struct ft_serial *serial, uint32_t *seen);
+bool ft_step_wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial *serial, uint32_t *seen);
 struct ft_trace_record *ft_step_record(struct ft_step *step, uint32_t thread, enum ft_record_kind kind,
                                        uint64_t start_ns, uint64_t end_ns);
 static inline bool ft_step_is_dynamic(const struct ft_step *step, uint32_t job)

@@ -9,9 +9,10 @@
 #include "tools/interrupt.h"
 #include "tools/run.h"
 
-#include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct conversation {
     struct ft_run run;
@@ -112,27 +113,37 @@ static int reply(struct conversation *talk, struct ft_error *err)
     return status;
 }
 
+/* Waits for input; false: a signal came. */
+static bool wait_for_input(void)
+{
+    struct pollfd wanted[2] = {{.fd = STDIN_FILENO, .events = POLLIN},
+                               {.fd = ft_interrupt_fd(), .events = POLLIN}};
+    while (!ft_interrupt_signal())
+        if (poll(wanted, 2, -1) > 0 && wanted[0].revents)
+            return true;
+    return false;
+}
+
 /* Reads a line without its newline; false at the end of input or after Ctrl-C pressed twice. */
 static bool read_line(struct conversation *talk, size_t *bytes)
 {
-    bool warned = false;
-    for (;;) {
+    for (bool warned = false;; warned = true) {
         fputs("> ", stdout);
         fflush(stdout);
-        errno = 0;
-        ssize_t got = getline(&talk->line, &talk->line_cap, stdin);
-        if (got > 0) {
-            *bytes = (size_t)got - (talk->line[got - 1] == '\n');
-            return true;
+        if (wait_for_input()) {
+            ssize_t got = getline(&talk->line, &talk->line_cap, stdin);
+            if (got > 0) {
+                *bytes = (size_t)got - (talk->line[got - 1] == '\n');
+                return true;
+            }
+            warned = !ft_interrupt_signal(); /* the end of input, unless the read was interrupted */
         }
-        bool interrupted = errno == EINTR && ft_interrupt_signal();
-        if (!interrupted || warned) {
+        ft_interrupt_clear();
+        clearerr(stdin);
+        if (warned) {
             putchar('\n');
             return false;
         }
-        clearerr(stdin);
-        ft_interrupt_clear();
-        warned = true;
         fputs("\n(Ctrl-C again or /exit leaves)\n", stdout);
     }
 }
@@ -146,6 +157,8 @@ static int talk_on(struct conversation *talk, struct ft_error *err)
 {
     int status = FT_OK;
     size_t bytes;
+    /* A line that stdio has read ahead would not be seen by poll. */
+    setvbuf(stdin, NULL, _IONBF, 0);
     print_commands();
     while (status == FT_OK && read_line(talk, &bytes)) {
         talk->line[bytes] = '\0';

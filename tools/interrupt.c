@@ -3,12 +3,16 @@
 
 #include "jobs/session.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 static _Atomic(struct ft_session *) watched;
 static atomic_int signal_seen;
+static int event_fd = -1;
 
 static void on_signal(int number)
 {
@@ -18,6 +22,10 @@ static void on_signal(int number)
         raise(number);
         return;
     }
+    uint64_t one = 1;
+    int saved = errno;
+    if (event_fd >= 0 && write(event_fd, &one, sizeof one) < 0)
+        errno = saved; /* it is readable already */
     struct ft_session *session = atomic_load(&watched);
     if (session)
         ft_session_interrupt(session);
@@ -27,6 +35,7 @@ void ft_interrupt_begin(void)
 {
     struct sigaction action;
     memset(&action, 0, sizeof action);
+    event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     action.sa_handler = on_signal; /* no SA_RESTART: a read of the terminal returns */
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
@@ -45,8 +54,16 @@ int ft_interrupt_signal(void)
     return atomic_load(&signal_seen);
 }
 
+int ft_interrupt_fd(void)
+{
+    return event_fd;
+}
+
 void ft_interrupt_clear(void)
 {
+    uint64_t count;
+    if (event_fd >= 0 && read(event_fd, &count, sizeof count) < 0)
+        count = 0; /* nothing to forget */
     atomic_store(&signal_seen, 0);
     struct ft_session *session = atomic_load(&watched);
     if (session)

@@ -19,6 +19,9 @@ void ft_interrupt_begin(void);
 void ft_interrupt_watch(struct ft_session *session);
 /* 0, or the signal that came since the last clear. */
 int ft_interrupt_signal(void);
+/* Becomes readable when a signal comes: who waits for input polls it too, because the handler may run in any
+ * thread. -1 when there is none. */
+int ft_interrupt_fd(void);
 /* Forgets the signal and lets the session step again. */
 void ft_interrupt_clear(void);
 

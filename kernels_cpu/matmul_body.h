@@ -30,8 +30,8 @@ struct panel {
     const float *full[ROWS]; /* whole chunks, from column `begin` on */
     const float *last[ROWS]; /* the last chunk when it is partial, padded with zeros */
     uint32_t begin, end, first_row, rows;
-    float tail[ROWS][VF_CHUNK];
-    float permuted[ROWS][PANEL_COLUMNS];
+    _Alignas(64) float tail[ROWS][VF_CHUNK];
+    _Alignas(64) float permuted[ROWS][PANEL_COLUMNS];
 };
 
 /* Scales that do not change inside a chunk come as `scale`; 1 where the format has none. */
@@ -78,61 +78,103 @@ static void decode_fp8_odd(const struct ft_matrix *w, uint32_t o, uint32_t colum
         out[i] = i < count ? ft_e4m3_values[data[i]] * scale[(column + i) / w->block_in] : 0.0f;
 }
 
-/* Loads VF_CHUNK columns of which `count` exist. Partial chunks go through a zeroed copy. */
-INLINE void load_chunk(enum kind kind, const struct ft_matrix *w, uint32_t o, uint32_t column, uint32_t count,
-                       struct chunk *chunk, vcodes *seen)
+/* Where the next chunk of a weight row lies. */
+struct cursor {
+    const uint8_t *data, *scale;
+    uint32_t column;
+    uint32_t block_left; /* fp8: chunks before the next scale */
+};
+
+INLINE struct cursor cursor_at(enum kind kind, const struct ft_matrix *w, uint32_t o, uint32_t column)
+{
+    size_t at = (size_t)o * w->in + column;
+    struct cursor c = {.data = w->data, .scale = w->scale, .column = column};
+    switch (kind) {
+    case KIND_F32:
+        c.data += at * sizeof(float);
+        break;
+    case KIND_BF16:
+        c.data += at * sizeof(uint16_t);
+        break;
+    case KIND_FP8:
+        c.data += at;
+        c.scale += (o / w->block_out * ft_div_up(w->in, w->block_in) + column / w->block_in) * sizeof(float);
+        c.block_left = (w->block_in - column % w->block_in) / VF_CHUNK;
+        break;
+    case KIND_FP8_ODD:
+        break;
+    default:
+        c.data += at / 2;
+        c.scale += at / (kind == KIND_NVFP4 ? 16 : 32);
+    }
+    return c;
+}
+
+/* Weights are asked for this far ahead, across the ends of rows: the prefetchers of the core stop at pages.
+ */
+#define AHEAD 1024
+INLINE void prefetch(const uint8_t *data, uint32_t bytes)
+{
+    for (uint32_t i = 0; i < bytes; i += 64)
+        __builtin_prefetch(data + AHEAD + i);
+}
+
+/* Loads the next VF_CHUNK columns, of which `count` exist. Partial chunks go through a zeroed copy. */
+INLINE void load_chunk(enum kind kind, const struct ft_matrix *w, uint32_t o, struct cursor *c,
+                       uint32_t count, struct chunk *chunk, vcodes *seen)
 {
     float copy[VF_CHUNK];
     uint8_t scale_copy[VF_CHUNK / 16] = {0};
-    size_t at = (size_t)o * w->in + column;
+    const uint8_t *data = c->data, *scale = c->scale;
+    uint32_t bytes = kind == KIND_F32 ? VF_CHUNK * 4 : kind == KIND_BF16 ? VF_CHUNK * 2 : VF_CHUNK;
     bool partial = count < VF_CHUNK;
-    if (partial)
-        memset(copy, 0, sizeof copy);
+    if (is_packed(kind))
+        bytes = VF_CHUNK / 2;
+    if (kind != KIND_FP8_ODD) {
+        if (partial) {
+            memset(copy, 0, sizeof copy);
+            data = memcpy(copy, data, count * (size_t)bytes / VF_CHUNK);
+        } else {
+            prefetch(data, bytes);
+        }
+    }
     switch (kind) {
-    case KIND_F32: {
-        const float *data = (const float *)w->data + at;
-        if (partial)
-            data = memcpy(copy, data, count * sizeof(float));
+    case KIND_F32:
         for (int j = 0; j < 8; j++)
-            chunk->w[j] = vf_load(data + j * VF);
+            chunk->w[j] = vf_load((const float *)(const void *)data + j * VF);
         break;
-    }
-    case KIND_BF16: {
-        const uint16_t *data = (const uint16_t *)w->data + at;
-        if (partial)
-            data = memcpy(copy, data, count * sizeof(uint16_t));
+    case KIND_BF16:
         for (int j = 0; j < 8; j++)
-            chunk->w[j] = vf_load_bf16(data + j * VF);
+            chunk->w[j] = vf_load_bf16((const uint16_t *)(const void *)data + j * VF);
         break;
-    }
-    case KIND_FP8: {
-        const uint8_t *data = (const uint8_t *)w->data + at;
-        size_t blocks = (w->in + w->block_in - 1u) / w->block_in;
-        if (partial)
-            data = memcpy(copy, data, count);
+    case KIND_FP8:
         for (int j = 0; j < 8; j += 2)
             vf_load2_e4m3(data + j * VF, &chunk->w[j], &chunk->w[j + 1], seen);
-        chunk->scale = vf_set1(((const float *)w->scale)[o / w->block_out * blocks + column / w->block_in]);
+        chunk->scale = vf_set1(*(const float *)(const void *)scale);
+        if (--c->block_left == 0) {
+            c->block_left = w->block_in / VF_CHUNK;
+            c->scale += sizeof(float);
+        }
         break;
-    }
     case KIND_FP8_ODD:
-        decode_fp8_odd(w, o, column, count, copy);
+        decode_fp8_odd(w, o, c->column, count, copy);
         for (int j = 0; j < 8; j++)
             chunk->w[j] = vf_load(copy + j * VF);
         break;
     default: {
         uint32_t block = kind == KIND_NVFP4 ? 16 : 32;
-        const uint8_t *data = (const uint8_t *)w->data + at / 2,
-                      *scale = (const uint8_t *)w->scale + at / block;
-        if (partial) {
-            data = memcpy(copy, data, count / 2);
+        if (partial)
             scale = memcpy(scale_copy, scale, count / block);
-        }
+        else
+            __builtin_prefetch(scale + AHEAD / 4);
         vf_decode_e2m1(data, chunk->w);
         chunk->scale = kind == KIND_NVFP4 ? vf_scales_nvfp4(scale, seen) : vf_scales_mxfp4(scale);
+        c->scale += VF_CHUNK / block;
         break;
     }
     }
+    c->data += bytes;
+    c->column += VF_CHUNK;
 }
 
 INLINE vf chunk_dot(const struct chunk *chunk, const float *x)
@@ -161,16 +203,17 @@ INLINE void dot_rows(enum kind kind, int rows, const struct ft_matrix *w, uint32
 {
     vf sum[ROWS];
     struct chunk chunk;
+    struct cursor cursor = cursor_at(kind, w, o, panel->begin);
     vcodes seen = vcodes_none();
-    uint32_t column = panel->begin, offset = 0;
+    uint32_t left = panel->end - panel->begin, offset = 0;
     for (int r = 0; r < rows; r++)
         sum[r] = acc[r];
-    for (; column + VF_CHUNK <= panel->end; column += VF_CHUNK, offset += VF_CHUNK) {
-        load_chunk(kind, w, o, column, VF_CHUNK, &chunk, &seen);
+    for (; left >= VF_CHUNK; left -= VF_CHUNK, offset += VF_CHUNK) {
+        load_chunk(kind, w, o, &cursor, VF_CHUNK, &chunk, &seen);
         add_chunk(kind, &chunk, panel->full, offset, rows, sum);
     }
-    if (column < panel->end) {
-        load_chunk(kind, w, o, column, panel->end - column, &chunk, &seen);
+    if (left) {
+        load_chunk(kind, w, o, &cursor, left, &chunk, &seen);
         add_chunk(kind, &chunk, panel->last, 0, rows, sum);
     }
     bool nan = vcodes_have_nan(seen);
@@ -238,7 +281,10 @@ static void tile_dots(const struct ft_matrix *w, uint32_t o, uint32_t count, con
                       uint32_t first, uint32_t rows, struct panel *panel, float (*out)[TILE])
 {
     enum kind kind = kind_of(w);
-    uint32_t piece = is_packed(kind) ? PANEL_COLUMNS : w->in;
+    /* Several rows are taken in pieces that stay in the nearest cache while the weights pass by. */
+    uint32_t piece = rows > 1          ? PANEL_COLUMNS / ROWS * (rows == 2 ? 2 : 1)
+                     : is_packed(kind) ? PANEL_COLUMNS
+                                       : w->in;
     float factor = factor_of(w, kind);
     vf acc[TILE][ROWS];
     for (uint32_t i = 0; i < count; i++)

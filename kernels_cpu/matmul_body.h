@@ -61,7 +61,7 @@ static bool is_packed(enum kind kind)
     return kind == KIND_NVFP4 || kind == KIND_MXFP4;
 }
 
-/* e4m3 comes as 2^-8 of its value from vf_load2_e4m3 and vf_scales_nvfp4. */
+/* e4m3 comes as 2^-8 of its value from vf_load_e4m3 and vf_scales_nvfp4. */
 static float factor_of(const struct ft_matrix *w, enum kind kind)
 {
     if (kind == KIND_NVFP4)
@@ -120,7 +120,7 @@ INLINE void prefetch(const uint8_t *data, uint32_t bytes)
 }
 
 /* Loads the next VF_CHUNK columns, of which `count` exist. Partial chunks go through a zeroed copy. */
-INLINE void load_chunk(enum kind kind, const struct ft_matrix *w, uint32_t o, struct cursor *c,
+INLINE void load_chunk(enum kind kind, bool plain, const struct ft_matrix *w, uint32_t o, struct cursor *c,
                        uint32_t count, struct chunk *chunk, vcodes *seen)
 {
     float copy[VF_CHUNK];
@@ -148,8 +148,7 @@ INLINE void load_chunk(enum kind kind, const struct ft_matrix *w, uint32_t o, st
             chunk->w[j] = vf_load_bf16((const uint16_t *)(const void *)data + j * VF);
         break;
     case KIND_FP8:
-        for (int j = 0; j < 8; j += 2)
-            vf_load2_e4m3(data + j * VF, &chunk->w[j], &chunk->w[j + 1], seen);
+        vf_load_e4m3(data, chunk->w, seen);
         chunk->scale = vf_set1(*(const float *)(const void *)scale);
         if (--c->block_left == 0) {
             c->block_left = w->block_in / VF_CHUNK;
@@ -168,7 +167,10 @@ INLINE void load_chunk(enum kind kind, const struct ft_matrix *w, uint32_t o, st
         else
             __builtin_prefetch(scale + AHEAD / 4);
         vf_decode_e2m1(data, chunk->w);
-        chunk->scale = kind == KIND_NVFP4 ? vf_scales_nvfp4(scale, seen) : vf_scales_mxfp4(scale);
+        if (plain)
+            chunk->scale = kind == KIND_NVFP4 ? vf_scales_nvfp4_plain(scale) : vf_scales_mxfp4_plain(scale);
+        else
+            chunk->scale = kind == KIND_NVFP4 ? vf_scales_nvfp4(scale, seen) : vf_scales_mxfp4(scale);
         c->scale += VF_CHUNK / block;
         break;
     }
@@ -197,7 +199,27 @@ INLINE void add_chunk(enum kind kind, const struct chunk *chunk, const float *co
     }
 }
 
-/* Adds weight row o times the rows of the panel to acc. `kind` and `rows` are constants at every call. */
+/* The whole chunks of a row; left columns remain. All of kind, plain and rows are constants at every call. */
+INLINE uint32_t add_chunks(enum kind kind, bool plain, int rows, const struct ft_matrix *w, uint32_t o,
+                           const struct panel *panel, struct cursor *cursor, vcodes *seen, vf *sum)
+{
+    struct chunk chunk;
+    uint32_t left = panel->end - panel->begin, offset = 0;
+    for (; left >= VF_CHUNK; left -= VF_CHUNK, offset += VF_CHUNK) {
+        load_chunk(kind, plain, w, o, cursor, VF_CHUNK, &chunk, seen);
+        add_chunk(kind, &chunk, panel->full, offset, rows, sum);
+    }
+    return left;
+}
+
+/* Scale codes that need no care: for e4m3 positive numbers, for e8m0 neither NaN nor the subnormal. */
+INLINE bool scales_are_plain(enum kind kind, const uint8_t *scale, uint32_t columns)
+{
+    return kind == KIND_NVFP4 ? vcodes_are_within(scale, columns / 16, 0, 0x7e)
+                              : vcodes_are_within(scale, columns / 32, 1, 254);
+}
+
+/* Adds weight row o times the rows of the panel to acc. */
 INLINE void dot_rows(enum kind kind, int rows, const struct ft_matrix *w, uint32_t o,
                      const struct panel *panel, vf *acc)
 {
@@ -205,15 +227,15 @@ INLINE void dot_rows(enum kind kind, int rows, const struct ft_matrix *w, uint32
     struct chunk chunk;
     struct cursor cursor = cursor_at(kind, w, o, panel->begin);
     vcodes seen = vcodes_none();
-    uint32_t left = panel->end - panel->begin, offset = 0;
+    uint32_t left;
     for (int r = 0; r < rows; r++)
         sum[r] = acc[r];
-    for (; left >= VF_CHUNK; left -= VF_CHUNK, offset += VF_CHUNK) {
-        load_chunk(kind, w, o, &cursor, VF_CHUNK, &chunk, &seen);
-        add_chunk(kind, &chunk, panel->full, offset, rows, sum);
-    }
+    if (is_packed(kind) && scales_are_plain(kind, cursor.scale, panel->end - panel->begin))
+        left = add_chunks(kind, true, rows, w, o, panel, &cursor, &seen, sum);
+    else
+        left = add_chunks(kind, false, rows, w, o, panel, &cursor, &seen, sum);
     if (left) {
-        load_chunk(kind, w, o, &cursor, left, &chunk, &seen);
+        load_chunk(kind, false, w, o, &cursor, left, &chunk, &seen);
         add_chunk(kind, &chunk, panel->last, 0, rows, sum);
     }
     bool nan = vcodes_have_nan(seen);

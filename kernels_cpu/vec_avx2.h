@@ -19,7 +19,7 @@
 #define VF 8
 #define VF_CHUNK (8 * VF)
 typedef __m256 vf;
-typedef __m128i vcodes; /* largest codes seen: finds NaN codes without a branch per chunk */
+typedef __m256i vcodes; /* largest codes seen: finds NaN codes without a branch per chunk */
 
 static inline vf vf_load(const float *p)
 {
@@ -100,22 +100,28 @@ static inline __m256i e4m3_to_f16(__m256i high)
 {
     return _mm256_and_si256(_mm256_srai_epi16(high, 1), _mm256_set1_epi16((short)0xbfff));
 }
-/* 16 values / 2^8, natural order; NaN codes come out as +-480 / 2^8 and are found by vcodes. */
-static inline void vf_load2_e4m3(const uint8_t *p, vf *a, vf *b, vcodes *seen)
+/* A chunk of 64 values / 2^8, natural order; NaN codes come out as +-480 / 2^8 and are found by vcodes. */
+static inline void vf_load_e4m3(const uint8_t *p, vf w[8], vcodes *seen)
 {
-    __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)p);
-    __m256i half = e4m3_to_f16(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8));
-    *seen = _mm_max_epu8(*seen, _mm_and_si128(bytes, _mm_set1_epi8(127)));
-    *a = _mm256_cvtph_ps(_mm256_castsi256_si128(half));
-    *b = _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1));
+    for (int j = 0; j < 8; j += 4) {
+        __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)(p + 8 * j)),
+                zero = _mm256_setzero_si256();
+        __m256i low = e4m3_to_f16(_mm256_unpacklo_epi8(zero, bytes)),
+                high = e4m3_to_f16(_mm256_unpackhi_epi8(zero, bytes));
+        *seen = _mm256_max_epu8(*seen, _mm256_and_si256(bytes, _mm256_set1_epi8(127)));
+        w[j] = _mm256_cvtph_ps(_mm256_castsi256_si128(low));
+        w[j + 1] = _mm256_cvtph_ps(_mm256_castsi256_si128(high));
+        w[j + 2] = _mm256_cvtph_ps(_mm256_extracti128_si256(low, 1));
+        w[j + 3] = _mm256_cvtph_ps(_mm256_extracti128_si256(high, 1));
+    }
 }
 static inline vcodes vcodes_none(void)
 {
-    return _mm_setzero_si128();
+    return _mm256_setzero_si256();
 }
 static inline int vcodes_have_nan(vcodes seen)
 {
-    return _mm_movemask_epi8(_mm_cmpeq_epi8(seen, _mm_set1_epi8(127))) != 0;
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(seen, _mm256_set1_epi8(127))) != 0;
 }
 
 /* 64 packed columns -> 8 vectors. The bytes above bit 16 of an f32 come from two tables. */
@@ -169,9 +175,17 @@ static inline vf vf_scales_nvfp4(const uint8_t *scale, vcodes *seen)
     int32_t four;
     memcpy(&four, scale, sizeof four);
     __m128i bytes = _mm_cvtsi32_si128(four);
-    *seen = _mm_max_epu8(*seen, _mm_and_si128(bytes, _mm_set1_epi8(127)));
+    *seen = _mm256_max_epu8(*seen, _mm256_zextsi128_si256(_mm_and_si128(bytes, _mm_set1_epi8(127))));
     __m128i half = _mm_srai_epi16(_mm_shuffle_epi8(bytes, spread), 1);
     return _mm256_cvtph_ps(_mm_and_si128(half, _mm_set1_epi16((short)0xbfff)));
+}
+/* The same for codes below 0x7f. */
+static inline vf vf_scales_nvfp4_plain(const uint8_t *scale)
+{
+    const __m128i spread = _mm_setr_epi8(-1, 0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3);
+    int32_t four;
+    memcpy(&four, scale, sizeof four);
+    return _mm256_cvtph_ps(_mm_srli_epi16(_mm_shuffle_epi8(_mm_cvtsi32_si128(four), spread), 1));
 }
 /* Scales of the 2 blocks of 32 in a chunk, each for its four lanes. */
 static inline vf vf_scales_mxfp4(const uint8_t *scale)
@@ -183,6 +197,29 @@ static inline vf vf_scales_mxfp4(const uint8_t *scale)
     __m256i nan = _mm256_cmpeq_epi32(exponent, _mm256_set1_epi32(255));
     exponent = _mm256_or_si256(_mm256_slli_epi32(exponent, 23), smallest);
     return _mm256_castsi256_ps(_mm256_or_si256(exponent, nan));
+}
+/* The same for codes 1 .. 254. */
+static inline vf vf_scales_mxfp4_plain(const uint8_t *scale)
+{
+    const __m256i spread = _mm256_setr_epi8(-1, -1, -1, 0, -1, -1, -1, 0, -1, -1, -1, 0, -1, -1, -1, 0, -1,
+                                            -1, -1, 1, -1, -1, -1, 1, -1, -1, -1, 1, -1, -1, -1, 1);
+    int16_t two;
+    memcpy(&two, scale, sizeof two);
+    return _mm256_castsi256_ps(_mm256_srli_epi32(_mm256_shuffle_epi8(_mm256_set1_epi16(two), spread), 1));
+}
+/* Are all of n codes in [low, high]? */
+static inline int vcodes_are_within(const uint8_t *codes, uint32_t n, uint8_t low, uint8_t high)
+{
+    __m128i least = _mm_set1_epi8((char)low), most = _mm_set1_epi8((char)high), bad = _mm_setzero_si128();
+    uint32_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m128i c = _mm_loadu_si128((const __m128i *)(const void *)(codes + i));
+        bad = _mm_or_si128(bad, _mm_xor_si128(c, _mm_min_epu8(_mm_max_epu8(c, least), most)));
+    }
+    int outside = !_mm_testz_si128(bad, bad);
+    for (; i < n; i++)
+        outside |= codes[i] < low || codes[i] > high;
+    return !outside;
 }
 
 #endif

@@ -17,9 +17,11 @@
 #include "kernels_cpu/vec_math.h"
 
 #define ROWS 4
-#define TILE 32
-#define PANEL_COLUMNS 4096 /* of the permuted copy; longer rows are taken in pieces of this many */
-_Static_assert(PANEL_COLUMNS % VF_CHUNK == 0, "a piece is whole chunks");
+#define TILE 128           /* most output rows at a time */
+#define PANEL_COLUMNS 4096 /* of the packed copy; longer rows are taken in parts of this many */
+#define PIECE_COLUMNS 1024 /* of 4 rows: what stays in the nearest cache while weights pass by */
+_Static_assert(PANEL_COLUMNS % PIECE_COLUMNS == 0 && PIECE_COLUMNS % VF_CHUNK == 0,
+               "pieces are whole chunks");
 #define INLINE static inline __attribute__((always_inline))
 
 /* How the weights of a chunk come to vectors. */
@@ -31,12 +33,13 @@ struct panel {
     const float *last[ROWS]; /* the last chunk when it is partial, padded with zeros */
     uint32_t begin, end, first_row, rows;
     _Alignas(64) float tail[ROWS][VF_CHUNK];
-    _Alignas(64) float permuted[ROWS][PANEL_COLUMNS];
+    _Alignas(64) float packed[ROWS][PANEL_COLUMNS];
 };
 
 /* Scales that do not change inside a chunk come as `scale`; 1 where the format has none. */
 struct chunk {
     vf w[8];
+    struct vweights packed; /* instead of w, for packed e2m1 */
     vf scale;
 };
 
@@ -61,7 +64,7 @@ static bool is_packed(enum kind kind)
     return kind == KIND_NVFP4 || kind == KIND_MXFP4;
 }
 
-/* e4m3 comes as 2^-8 of its value from vf_load_e4m3 and vf_scales_nvfp4. */
+/* e4m3 comes as 2^-8 of its value from vf_load_e4m3 and vf_scales_nvfp4*. */
 static float factor_of(const struct ft_matrix *w, enum kind kind)
 {
     if (kind == KIND_NVFP4)
@@ -112,7 +115,7 @@ INLINE struct cursor cursor_at(enum kind kind, const struct ft_matrix *w, uint32
 
 /* Weights are asked for this far ahead, across the ends of rows: the prefetchers of the core stop at pages.
  */
-#define AHEAD 1024
+#define AHEAD 512
 INLINE void prefetch(const uint8_t *data, uint32_t bytes)
 {
     for (uint32_t i = 0; i < bytes; i += 64)
@@ -166,7 +169,7 @@ INLINE void load_chunk(enum kind kind, bool plain, const struct ft_matrix *w, ui
             scale = memcpy(scale_copy, scale, count / block);
         else
             __builtin_prefetch(scale + AHEAD / 4);
-        vf_decode_e2m1(data, chunk->w);
+        vf_decode_e2m1(data, &chunk->packed);
         if (plain)
             chunk->scale = kind == KIND_NVFP4 ? vf_scales_nvfp4_plain(scale) : vf_scales_mxfp4_plain(scale);
         else
@@ -193,7 +196,8 @@ INLINE void add_chunk(enum kind kind, const struct chunk *chunk, const float *co
                       int rows, vf *acc)
 {
     for (int r = 0; r < rows; r++) {
-        vf t = chunk_dot(chunk, x[r] + offset);
+        vf t =
+            is_packed(kind) ? vf_packed_dot(&chunk->packed, x[r] + offset) : chunk_dot(chunk, x[r] + offset);
         bool scaled = kind == KIND_FP8 || is_packed(kind);
         acc[r] = scaled ? vf_fma(t, chunk->scale, acc[r]) : vf_add(acc[r], t);
     }
@@ -201,10 +205,11 @@ INLINE void add_chunk(enum kind kind, const struct chunk *chunk, const float *co
 
 /* The whole chunks of a row; left columns remain. All of kind, plain and rows are constants at every call. */
 INLINE uint32_t add_chunks(enum kind kind, bool plain, int rows, const struct ft_matrix *w, uint32_t o,
-                           const struct panel *panel, struct cursor *cursor, vcodes *seen, vf *sum)
+                           const struct panel *panel, uint32_t left, struct cursor *cursor, vcodes *seen,
+                           vf *sum)
 {
     struct chunk chunk;
-    uint32_t left = panel->end - panel->begin, offset = 0;
+    uint32_t offset = cursor->column - panel->begin;
     for (; left >= VF_CHUNK; left -= VF_CHUNK, offset += VF_CHUNK) {
         load_chunk(kind, plain, w, o, cursor, VF_CHUNK, &chunk, seen);
         add_chunk(kind, &chunk, panel->full, offset, rows, sum);
@@ -219,21 +224,26 @@ INLINE bool scales_are_plain(enum kind kind, const uint8_t *scale, uint32_t colu
                               : vcodes_are_within(scale, columns / 32, 1, 254);
 }
 
-/* Adds weight row o times the rows of the panel to acc. */
+/* Columns [begin, end) of a panel; begin is a whole number of chunks from the panel's. */
+struct range {
+    uint32_t begin, end;
+};
+
+/* Adds weight row o times the rows of the panel to acc, over a range of columns. */
 INLINE void dot_rows(enum kind kind, int rows, const struct ft_matrix *w, uint32_t o,
-                     const struct panel *panel, vf *acc)
+                     const struct panel *panel, struct range range, vf *acc)
 {
     vf sum[ROWS];
     struct chunk chunk;
-    struct cursor cursor = cursor_at(kind, w, o, panel->begin);
+    struct cursor cursor = cursor_at(kind, w, o, range.begin);
     vcodes seen = vcodes_none();
-    uint32_t left;
+    uint32_t left = range.end - range.begin;
     for (int r = 0; r < rows; r++)
         sum[r] = acc[r];
-    if (is_packed(kind) && scales_are_plain(kind, cursor.scale, panel->end - panel->begin))
-        left = add_chunks(kind, true, rows, w, o, panel, &cursor, &seen, sum);
+    if (is_packed(kind) && scales_are_plain(kind, cursor.scale, left))
+        left = add_chunks(kind, true, rows, w, o, panel, left, &cursor, &seen, sum);
     else
-        left = add_chunks(kind, false, rows, w, o, panel, &cursor, &seen, sum);
+        left = add_chunks(kind, false, rows, w, o, panel, left, &cursor, &seen, sum);
     if (left) {
         load_chunk(kind, false, w, o, &cursor, left, &chunk, &seen);
         add_chunk(kind, &chunk, panel->last, 0, rows, sum);
@@ -244,13 +254,13 @@ INLINE void dot_rows(enum kind kind, int rows, const struct ft_matrix *w, uint32
 }
 
 typedef void dot_function(const struct ft_matrix *w, uint32_t o, uint32_t count, const struct panel *panel,
-                          vf (*acc)[ROWS]);
+                          struct range range, vf (*acc)[ROWS]);
 #define DOT(name, kind, rows)                                                                                \
     static void name(const struct ft_matrix *w, uint32_t o, uint32_t count, const struct panel *panel,       \
-                     vf(*acc)[ROWS])                                                                         \
+                     struct range range, vf(*acc)[ROWS])                                                     \
     {                                                                                                        \
         for (uint32_t i = 0; i < count; i++)                                                                 \
-            dot_rows(kind, rows, w, o + i, panel, acc[i]);                                                   \
+            dot_rows(kind, rows, w, o + i, panel, range, acc[i]);                                            \
     }
 #define DOTS(name, kind)                                                                                     \
     DOT(name##_1, kind, 1) DOT(name##_2, kind, 2) DOT(name##_3, kind, 3) DOT(name##_4, kind, 4)
@@ -290,12 +300,18 @@ static void panel_fill(struct panel *panel, enum kind kind, const struct ft_rows
         if (!is_packed(kind))
             continue;
         for (uint32_t i = 0; i < whole; i += VF_CHUNK)
-            vf_permute_e2m1(row + i, panel->permuted[r] + i);
+            vf_pack_e2m1(row + i, panel->packed[r] + i);
         if (rest)
-            vf_permute_e2m1(panel->tail[r], panel->permuted[r] + whole);
-        panel->full[r] = panel->permuted[r];
-        panel->last[r] = panel->permuted[r] + whole;
+            vf_pack_e2m1(panel->tail[r], panel->packed[r] + whole);
+        panel->full[r] = panel->packed[r];
+        panel->last[r] = panel->packed[r] + whole;
     }
+}
+
+/* Output rows per tile: their weights stay in the second cache while batches of activation rows pass by. */
+static uint32_t tile_step(const struct ft_matrix *w)
+{
+    return is_packed(kind_of(w)) ? TILE : TILE / 4;
 }
 
 /* out[r][i] = W[o + i] . x[first + r] for i < count <= TILE, r < rows <= ROWS. */
@@ -303,18 +319,19 @@ static void tile_dots(const struct ft_matrix *w, uint32_t o, uint32_t count, con
                       uint32_t first, uint32_t rows, struct panel *panel, float (*out)[TILE])
 {
     enum kind kind = kind_of(w);
-    /* Several rows are taken in pieces that stay in the nearest cache while the weights pass by. */
-    uint32_t piece = rows > 1          ? PANEL_COLUMNS / ROWS * (rows == 2 ? 2 : 1)
-                     : is_packed(kind) ? PANEL_COLUMNS
-                                       : w->in;
+    uint32_t part = is_packed(kind) ? PANEL_COLUMNS : w->in;
+    uint32_t piece = rows == 1 ? part : rows == 2 ? 2 * PIECE_COLUMNS : PIECE_COLUMNS;
     float factor = factor_of(w, kind);
     vf acc[TILE][ROWS];
     for (uint32_t i = 0; i < count; i++)
         for (uint32_t r = 0; r < rows; r++)
             acc[i][r] = vf_zero();
-    for (uint32_t begin = 0; begin < w->in; begin += piece) {
-        panel_fill(panel, kind, x, first, rows, begin, FT_MIN(w->in, begin + piece));
-        dots[kind][rows - 1](w, o, count, panel, acc);
+    for (uint32_t begin = 0; begin < w->in; begin += part) {
+        panel_fill(panel, kind, x, first, rows, begin, FT_MIN(w->in, begin + part));
+        for (uint32_t at = begin; at < panel->end; at += piece) {
+            struct range range = {at, FT_MIN(panel->end, at + piece)};
+            dots[kind][rows - 1](w, o, count, panel, range, acc);
+        }
     }
     for (uint32_t i = 0; i < count; i++)
         for (uint32_t r = 0; r < rows; r++)
@@ -333,8 +350,9 @@ static void matmul_to(const struct ft_matrix *w, uint32_t begin, uint32_t end, c
     struct panel panel;
     float out[ROWS][TILE];
     panel.rows = 0;
-    for (uint32_t o = begin; o < end; o += TILE) {
-        uint32_t count = FT_MIN(end - o, TILE);
+    uint32_t step = tile_step(w);
+    for (uint32_t o = begin; o < end; o += step) {
+        uint32_t count = FT_MIN(end - o, step);
         for (uint32_t first = 0; first < x->count; first += ROWS) {
             uint32_t rows = FT_MIN(x->count - first, ROWS);
             tile_dots(w, o, count, x, first, rows, &panel, out);
@@ -388,8 +406,9 @@ static void expert_up(const struct ft_expert *expert, uint32_t begin, uint32_t e
     struct panel panel;
     float gate[ROWS][TILE] = {{0}}, up[ROWS][TILE] = {{0}};
     panel.rows = 0;
-    for (uint32_t i = begin; i < end; i += TILE) {
-        uint32_t count = FT_MIN(end - i, TILE);
+    uint32_t step = tile_step(&expert->gate);
+    for (uint32_t i = begin; i < end; i += step) {
+        uint32_t count = FT_MIN(end - i, step);
         for (uint32_t first = 0; first < x.count; first += ROWS) {
             uint32_t rows = FT_MIN(x.count - first, ROWS);
             tile_dots(&expert->gate, i, count, &x, first, rows, &panel, gate);
@@ -407,7 +426,7 @@ static void mix_add(float *sum, const float *m, const float *u, uint32_t count)
 {
     float copy[TILE] = {0};
     memcpy(copy, u, count * sizeof(float));
-    for (uint32_t j = 0; j < TILE; j += VF)
+    for (uint32_t j = 0; j < count; j += VF)
         vf_store(sum + j, vf_fma(vf_sigmoid(vf_load(m + j)), vf_load(copy + j), vf_load(sum + j)));
 }
 
@@ -419,8 +438,9 @@ static void mix_up(const struct ft_matrix *up, uint32_t hc_count, uint32_t hidde
     struct ft_rows in = {.x = t, .stride = t_stride, .count = rows};
     float m[ROWS][TILE] = {{0}}, share = 1.0f / (float)hc_count;
     panel.rows = 0;
-    for (uint32_t h = begin; h < end; h += TILE) {
-        uint32_t count = FT_MIN(end - h, TILE);
+    uint32_t step = tile_step(up);
+    for (uint32_t h = begin; h < end; h += step) {
+        uint32_t count = FT_MIN(end - h, step);
         for (uint32_t first = 0; first < rows; first += ROWS) {
             uint32_t batch = FT_MIN(rows - first, ROWS);
             float sum[ROWS][TILE] = {{0}};

@@ -110,11 +110,15 @@ static inline int vcodes_have_nan(vcodes seen)
 }
 
 /* 128 packed columns -> 8 vectors: nibble j of every dword, looked up by its low 4 bits. */
-static inline void vf_decode_e2m1(const uint8_t *p, vf w[8])
+struct vweights {
+    vf w[8];
+};
+static inline void vf_decode_e2m1(const uint8_t *p, struct vweights *weights)
 {
     const __m512 table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f,
                                         -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
     __m512i packed = _mm512_loadu_si512(p);
+    vf *w = weights->w;
     w[0] = _mm512_permutexvar_ps(packed, table);
     w[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(packed, 4), table);
     w[2] = _mm512_permutexvar_ps(_mm512_srli_epi32(packed, 8), table);
@@ -124,7 +128,19 @@ static inline void vf_decode_e2m1(const uint8_t *p, vf w[8])
     w[6] = _mm512_permutexvar_ps(_mm512_srli_epi32(packed, 24), table);
     w[7] = _mm512_permutexvar_ps(_mm512_srli_epi32(packed, 28), table);
 }
-static inline void vf_permute_e2m1(const float *x, float *out)
+/* Sums of w x over the 8 columns of each lane. */
+static inline vf vf_packed_dot(const struct vweights *weights, const float *packed)
+{
+    const vf *w = weights->w;
+    vf even = vf_mul(w[0], vf_load(packed)), odd = vf_mul(w[1], vf_load(packed + VF));
+    for (int j = 2; j < 8; j += 2) {
+        even = vf_fma(w[j], vf_load(packed + j * VF), even);
+        odd = vf_fma(w[j + 1], vf_load(packed + (j + 1) * VF), odd);
+    }
+    return vf_add(even, odd);
+}
+/* 128 activations -> the order of the decoder. */
+static inline void vf_pack_e2m1(const float *x, float *out)
 {
     const __m512i stride = _mm512_setr_epi32(0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120);
     for (int j = 0; j < 8; j++)

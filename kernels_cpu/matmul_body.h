@@ -115,7 +115,7 @@ INLINE struct cursor cursor_at(enum kind kind, const struct ft_matrix *w, uint32
 
 /* Weights are asked for this far ahead, across the ends of rows: the prefetchers of the core stop at pages.
  */
-#define AHEAD 512
+#define AHEAD 4096
 INLINE void prefetch(const uint8_t *data, uint32_t bytes)
 {
     for (uint32_t i = 0; i < bytes; i += 64)

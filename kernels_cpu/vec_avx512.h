@@ -67,10 +67,14 @@ static inline vf vf_max(vf a, vf b)
 {
     return _mm512_max_ps(a, b);
 }
+/* Without optimisation gcc's headers are macros whose masks warn in our name. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsign-conversion"
 static inline vf vf_round(vf a)
 {
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
+#pragma GCC diagnostic pop
 static inline vf vf_scale_pow2(vf v, vf n)
 {
     return _mm512_scalef_ps(v, n);
@@ -139,6 +143,8 @@ static inline vf vf_packed_dot(const struct vweights *weights, const float *pack
     }
     return vf_add(even, odd);
 }
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsign-conversion"
 /* 128 activations -> the order of the decoder. */
 static inline void vf_pack_e2m1(const float *x, float *out)
 {
@@ -146,6 +152,7 @@ static inline void vf_pack_e2m1(const float *x, float *out)
     for (int j = 0; j < 8; j++)
         vf_store(out + j * VF, _mm512_i32gather_ps(stride, x + j, 4));
 }
+#pragma GCC diagnostic pop
 /* Scales / 2^8 of the 8 blocks of 16 in a chunk, each for its pair of lanes. */
 static inline vf vf_scales_nvfp4(const uint8_t *scale, vcodes *seen)
 {

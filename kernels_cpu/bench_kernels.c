@@ -6,6 +6,8 @@
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -103,6 +105,8 @@ static void fill_expert(const struct ft_expert_layout *layout, uint8_t *blob)
 
 /* ---- running threads ---- */
 
+enum { GATE_CLOSED, GATE_OPEN, GATE_CANCELLED };
+
 struct crew;
 struct worker {
     struct crew *crew;
@@ -117,7 +121,8 @@ struct crew {
     void (*work)(void *context, uint32_t number, uint32_t count);
     void *context;
     uint32_t count;
-    pthread_barrier_t start;
+    atomic_int
+        gate; /* GATE_*: released by the starter once all threads exist; pairs with the workers' acquire */
     struct worker workers[FT_WORKERS_MAX];
 };
 
@@ -134,7 +139,11 @@ static void *worker_main(void *argument)
     struct crew *crew = worker->crew;
     if (crew->options->pin)
         crew->options->pin(crew->options->pin_context, worker->number);
-    pthread_barrier_wait(&crew->start);
+    int gate;
+    while ((gate = atomic_load_explicit(&crew->gate, memory_order_acquire)) == GATE_CLOSED)
+        sched_yield();
+    if (gate == GATE_CANCELLED)
+        return NULL;
     worker->begin_s = now_s();
     crew->work(crew->context, worker->number, crew->count);
     worker->end_s = now_s();
@@ -150,17 +159,14 @@ static int crew_run(struct crew *crew, uint32_t count, double *best_s, struct ft
     for (uint32_t round = 0; round < rounds; round++) {
         double begin = INFINITY, end = 0;
         uint32_t started = 0;
-        pthread_barrier_init(&crew->start, NULL, count);
+        atomic_store_explicit(&crew->gate, GATE_CLOSED, memory_order_relaxed);
         for (; started < count; started++) {
             crew->workers[started] = (struct worker){.crew = crew, .number = started};
-            if (pthread_create(&crew->workers[started].thread, NULL, worker_main, &crew->workers[started]) ==
-                0)
-                continue;
-            /* The started ones wait at the barrier for threads that never come. */
-            for (uint32_t i = 0; i < started; i++)
-                pthread_cancel(crew->workers[i].thread);
-            break;
+            if (pthread_create(&crew->workers[started].thread, NULL, worker_main, &crew->workers[started]))
+                break;
         }
+        atomic_store_explicit(&crew->gate, started == count ? GATE_OPEN : GATE_CANCELLED,
+                              memory_order_release);
         for (uint32_t i = 0; i < started; i++) {
             pthread_join(crew->workers[i].thread, NULL);
             begin = fmin(begin, crew->workers[i].begin_s);
@@ -170,7 +176,6 @@ static int crew_run(struct crew *crew, uint32_t count, double *best_s, struct ft
             return ft_error_set(err, FT_SYSTEM,
                                 "thread %u of %u for measuring cannot be started; ask for fewer threads",
                                 started + 1, count);
-        pthread_barrier_destroy(&crew->start);
         *best_s = fmin(*best_s, end - begin);
     }
     return FT_OK;
@@ -238,7 +243,9 @@ int ft_bench_kernels_ceiling(const struct ft_bench_kernels_options *options, dou
     *threads = 0;
     if (status == FT_OK) {
         fill(bank.data, bank.bytes, UINT64_MAX, 1);
-        *crew = (struct crew){.options = options, .work = read_part, .context = work};
+        crew->options = options;
+        crew->work = read_part;
+        crew->context = work;
         work->bank = &bank;
         for (uint32_t n = 1; n <= FT_MIN(options->threads, FT_WORKERS_MAX) && status == FT_OK; n++)
             for (uint32_t pattern = 0; pattern < 4 && status == FT_OK; pattern++) {
@@ -461,7 +468,9 @@ int ft_bench_kernels_run(const struct ft_bench_kernels_options *options, double 
     *count = 0;
     if (status == FT_OK) {
         struct kernel_work work = {.bank = &bank, .x = x, .scratch = h, .scratch_per_thread = scratch};
-        *crew = (struct crew){.options = options, .work = kernel_part, .context = &work};
+        crew->options = options;
+        crew->work = kernel_part;
+        crew->context = &work;
         fill(x, x_count * sizeof *x, 0x83ffffff83ffffffu, 0x3c0000003c000000u);
         status = run_all(&work, crew, ceiling_gbs, results, capacity, count, err);
         bank_close(&bank);

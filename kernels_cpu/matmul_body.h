@@ -17,9 +17,11 @@
 #include "kernels_cpu/vec_math.h"
 
 #define ROWS 4
-#define TILE 32
-#define PANEL_COLUMNS 4096 /* of the permuted copy; longer rows are taken in pieces of this many */
-_Static_assert(PANEL_COLUMNS % VF_CHUNK == 0, "a piece is whole chunks");
+#define TILE 128           /* most output rows at a time */
+#define PANEL_COLUMNS 4096 /* of the packed copy; longer rows are taken in parts of this many */
+#define PIECE_COLUMNS 1024 /* of 4 rows: what stays in the nearest cache while weights pass by */
+_Static_assert(PANEL_COLUMNS % PIECE_COLUMNS == 0 && PIECE_COLUMNS % VF_CHUNK == 0,
+               "pieces are whole chunks");
 #define INLINE static inline __attribute__((always_inline))
 
 /* How the weights of a chunk come to vectors. */
@@ -30,13 +32,14 @@ struct panel {
     const float *full[ROWS]; /* whole chunks, from column `begin` on */
     const float *last[ROWS]; /* the last chunk when it is partial, padded with zeros */
     uint32_t begin, end, first_row, rows;
-    float tail[ROWS][VF_CHUNK];
-    float permuted[ROWS][PANEL_COLUMNS];
+    _Alignas(64) float tail[ROWS][VF_CHUNK];
+    _Alignas(64) float packed[ROWS][PANEL_COLUMNS];
 };
 
 /* Scales that do not change inside a chunk come as `scale`; 1 where the format has none. */
 struct chunk {
     vf w[8];
+    struct vweights packed; /* instead of w, for packed e2m1 */
     vf scale;
 };
 
@@ -61,7 +64,7 @@ static bool is_packed(enum kind kind)
     return kind == KIND_NVFP4 || kind == KIND_MXFP4;
 }
 
-/* e4m3 comes as 2^-8 of its value from vf_load2_e4m3 and vf_scales_nvfp4. */
+/* e4m3 comes as 2^-8 of its value from vf_load_e4m3 and vf_scales_nvfp4*. */
 static float factor_of(const struct ft_matrix *w, enum kind kind)
 {
     if (kind == KIND_NVFP4)
@@ -78,61 +81,105 @@ static void decode_fp8_odd(const struct ft_matrix *w, uint32_t o, uint32_t colum
         out[i] = i < count ? ft_e4m3_values[data[i]] * scale[(column + i) / w->block_in] : 0.0f;
 }
 
-/* Loads VF_CHUNK columns of which `count` exist. Partial chunks go through a zeroed copy. */
-INLINE void load_chunk(enum kind kind, const struct ft_matrix *w, uint32_t o, uint32_t column, uint32_t count,
-                       struct chunk *chunk, vcodes *seen)
+/* Where the next chunk of a weight row lies. */
+struct cursor {
+    const uint8_t *data, *scale;
+    uint32_t column;
+    uint32_t block_left; /* fp8: chunks before the next scale */
+};
+
+INLINE struct cursor cursor_at(enum kind kind, const struct ft_matrix *w, uint32_t o, uint32_t column)
+{
+    size_t at = (size_t)o * w->in + column;
+    struct cursor c = {.data = w->data, .scale = w->scale, .column = column};
+    switch (kind) {
+    case KIND_F32:
+        c.data += at * sizeof(float);
+        break;
+    case KIND_BF16:
+        c.data += at * sizeof(uint16_t);
+        break;
+    case KIND_FP8:
+        c.data += at;
+        c.scale += (o / w->block_out * ft_div_up(w->in, w->block_in) + column / w->block_in) * sizeof(float);
+        c.block_left = (w->block_in - column % w->block_in) / VF_CHUNK;
+        break;
+    case KIND_FP8_ODD:
+        break;
+    default:
+        c.data += at / 2;
+        c.scale += at / (kind == KIND_NVFP4 ? 16 : 32);
+    }
+    return c;
+}
+
+/* Weights are asked for this far ahead, across the ends of rows: the prefetchers of the core stop at pages.
+ */
+#define AHEAD 4096
+INLINE void prefetch(const uint8_t *data, uint32_t bytes)
+{
+    for (uint32_t i = 0; i < bytes; i += 64)
+        __builtin_prefetch(data + AHEAD + i);
+}
+
+/* Loads the next VF_CHUNK columns, of which `count` exist. Partial chunks go through a zeroed copy. */
+INLINE void load_chunk(enum kind kind, bool plain, const struct ft_matrix *w, uint32_t o, struct cursor *c,
+                       uint32_t count, struct chunk *chunk, vcodes *seen)
 {
     float copy[VF_CHUNK];
     uint8_t scale_copy[VF_CHUNK / 16] = {0};
-    size_t at = (size_t)o * w->in + column;
+    const uint8_t *data = c->data, *scale = c->scale;
+    uint32_t bytes = kind == KIND_F32 ? VF_CHUNK * 4 : kind == KIND_BF16 ? VF_CHUNK * 2 : VF_CHUNK;
     bool partial = count < VF_CHUNK;
-    if (partial)
-        memset(copy, 0, sizeof copy);
+    if (is_packed(kind))
+        bytes = VF_CHUNK / 2;
+    if (kind != KIND_FP8_ODD) {
+        if (partial) {
+            memset(copy, 0, sizeof copy);
+            data = memcpy(copy, data, count * (size_t)bytes / VF_CHUNK);
+        } else {
+            prefetch(data, bytes);
+        }
+    }
     switch (kind) {
-    case KIND_F32: {
-        const float *data = (const float *)w->data + at;
-        if (partial)
-            data = memcpy(copy, data, count * sizeof(float));
+    case KIND_F32:
         for (int j = 0; j < 8; j++)
-            chunk->w[j] = vf_load(data + j * VF);
+            chunk->w[j] = vf_load((const float *)(const void *)data + j * VF);
         break;
-    }
-    case KIND_BF16: {
-        const uint16_t *data = (const uint16_t *)w->data + at;
-        if (partial)
-            data = memcpy(copy, data, count * sizeof(uint16_t));
+    case KIND_BF16:
         for (int j = 0; j < 8; j++)
-            chunk->w[j] = vf_load_bf16(data + j * VF);
+            chunk->w[j] = vf_load_bf16((const uint16_t *)(const void *)data + j * VF);
         break;
-    }
-    case KIND_FP8: {
-        const uint8_t *data = (const uint8_t *)w->data + at;
-        size_t blocks = (w->in + w->block_in - 1u) / w->block_in;
-        if (partial)
-            data = memcpy(copy, data, count);
-        for (int j = 0; j < 8; j += 2)
-            vf_load2_e4m3(data + j * VF, &chunk->w[j], &chunk->w[j + 1], seen);
-        chunk->scale = vf_set1(((const float *)w->scale)[o / w->block_out * blocks + column / w->block_in]);
+    case KIND_FP8:
+        vf_load_e4m3(data, chunk->w, seen);
+        chunk->scale = vf_set1(*(const float *)(const void *)scale);
+        if (--c->block_left == 0) {
+            c->block_left = w->block_in / VF_CHUNK;
+            c->scale += sizeof(float);
+        }
         break;
-    }
     case KIND_FP8_ODD:
-        decode_fp8_odd(w, o, column, count, copy);
+        decode_fp8_odd(w, o, c->column, count, copy);
         for (int j = 0; j < 8; j++)
             chunk->w[j] = vf_load(copy + j * VF);
         break;
     default: {
         uint32_t block = kind == KIND_NVFP4 ? 16 : 32;
-        const uint8_t *data = (const uint8_t *)w->data + at / 2,
-                      *scale = (const uint8_t *)w->scale + at / block;
-        if (partial) {
-            data = memcpy(copy, data, count / 2);
+        if (partial)
             scale = memcpy(scale_copy, scale, count / block);
-        }
-        vf_decode_e2m1(data, chunk->w);
-        chunk->scale = kind == KIND_NVFP4 ? vf_scales_nvfp4(scale, seen) : vf_scales_mxfp4(scale);
+        else
+            __builtin_prefetch(scale + AHEAD / 4);
+        vf_decode_e2m1(data, &chunk->packed);
+        if (plain)
+            chunk->scale = kind == KIND_NVFP4 ? vf_scales_nvfp4_plain(scale) : vf_scales_mxfp4_plain(scale);
+        else
+            chunk->scale = kind == KIND_NVFP4 ? vf_scales_nvfp4(scale, seen) : vf_scales_mxfp4(scale);
+        c->scale += VF_CHUNK / block;
         break;
     }
     }
+    c->data += bytes;
+    c->column += VF_CHUNK;
 }
 
 INLINE vf chunk_dot(const struct chunk *chunk, const float *x)
@@ -149,28 +196,56 @@ INLINE void add_chunk(enum kind kind, const struct chunk *chunk, const float *co
                       int rows, vf *acc)
 {
     for (int r = 0; r < rows; r++) {
-        vf t = chunk_dot(chunk, x[r] + offset);
+        vf t =
+            is_packed(kind) ? vf_packed_dot(&chunk->packed, x[r] + offset) : chunk_dot(chunk, x[r] + offset);
         bool scaled = kind == KIND_FP8 || is_packed(kind);
         acc[r] = scaled ? vf_fma(t, chunk->scale, acc[r]) : vf_add(acc[r], t);
     }
 }
 
-/* Adds weight row o times the rows of the panel to acc. `kind` and `rows` are constants at every call. */
+/* The whole chunks of a row; left columns remain. All of kind, plain and rows are constants at every call. */
+INLINE uint32_t add_chunks(enum kind kind, bool plain, int rows, const struct ft_matrix *w, uint32_t o,
+                           const struct panel *panel, uint32_t left, struct cursor *cursor, vcodes *seen,
+                           vf *sum)
+{
+    struct chunk chunk;
+    uint32_t offset = cursor->column - panel->begin;
+    for (; left >= VF_CHUNK; left -= VF_CHUNK, offset += VF_CHUNK) {
+        load_chunk(kind, plain, w, o, cursor, VF_CHUNK, &chunk, seen);
+        add_chunk(kind, &chunk, panel->full, offset, rows, sum);
+    }
+    return left;
+}
+
+/* Scale codes that need no care: for e4m3 positive numbers, for e8m0 neither NaN nor the subnormal. */
+INLINE bool scales_are_plain(enum kind kind, const uint8_t *scale, uint32_t columns)
+{
+    return kind == KIND_NVFP4 ? vcodes_are_within(scale, columns / 16, 0, 0x7e)
+                              : vcodes_are_within(scale, columns / 32, 1, 254);
+}
+
+/* Columns [begin, end) of a panel; begin is a whole number of chunks from the panel's. */
+struct range {
+    uint32_t begin, end;
+};
+
+/* Adds weight row o times the rows of the panel to acc, over a range of columns. */
 INLINE void dot_rows(enum kind kind, int rows, const struct ft_matrix *w, uint32_t o,
-                     const struct panel *panel, vf *acc)
+                     const struct panel *panel, struct range range, vf *acc)
 {
     vf sum[ROWS];
     struct chunk chunk;
+    struct cursor cursor = cursor_at(kind, w, o, range.begin);
     vcodes seen = vcodes_none();
-    uint32_t column = panel->begin, offset = 0;
+    uint32_t left = range.end - range.begin;
     for (int r = 0; r < rows; r++)
         sum[r] = acc[r];
-    for (; column + VF_CHUNK <= panel->end; column += VF_CHUNK, offset += VF_CHUNK) {
-        load_chunk(kind, w, o, column, VF_CHUNK, &chunk, &seen);
-        add_chunk(kind, &chunk, panel->full, offset, rows, sum);
-    }
-    if (column < panel->end) {
-        load_chunk(kind, w, o, column, panel->end - column, &chunk, &seen);
+    if (is_packed(kind) && scales_are_plain(kind, cursor.scale, left))
+        left = add_chunks(kind, true, rows, w, o, panel, left, &cursor, &seen, sum);
+    else
+        left = add_chunks(kind, false, rows, w, o, panel, left, &cursor, &seen, sum);
+    if (left) {
+        load_chunk(kind, false, w, o, &cursor, left, &chunk, &seen);
         add_chunk(kind, &chunk, panel->last, 0, rows, sum);
     }
     bool nan = vcodes_have_nan(seen);
@@ -179,13 +254,13 @@ INLINE void dot_rows(enum kind kind, int rows, const struct ft_matrix *w, uint32
 }
 
 typedef void dot_function(const struct ft_matrix *w, uint32_t o, uint32_t count, const struct panel *panel,
-                          vf (*acc)[ROWS]);
+                          struct range range, vf (*acc)[ROWS]);
 #define DOT(name, kind, rows)                                                                                \
     static void name(const struct ft_matrix *w, uint32_t o, uint32_t count, const struct panel *panel,       \
-                     vf(*acc)[ROWS])                                                                         \
+                     struct range range, vf(*acc)[ROWS])                                                     \
     {                                                                                                        \
         for (uint32_t i = 0; i < count; i++)                                                                 \
-            dot_rows(kind, rows, w, o + i, panel, acc[i]);                                                   \
+            dot_rows(kind, rows, w, o + i, panel, range, acc[i]);                                            \
     }
 #define DOTS(name, kind)                                                                                     \
     DOT(name##_1, kind, 1) DOT(name##_2, kind, 2) DOT(name##_3, kind, 3) DOT(name##_4, kind, 4)
@@ -225,12 +300,18 @@ static void panel_fill(struct panel *panel, enum kind kind, const struct ft_rows
         if (!is_packed(kind))
             continue;
         for (uint32_t i = 0; i < whole; i += VF_CHUNK)
-            vf_permute_e2m1(row + i, panel->permuted[r] + i);
+            vf_pack_e2m1(row + i, panel->packed[r] + i);
         if (rest)
-            vf_permute_e2m1(panel->tail[r], panel->permuted[r] + whole);
-        panel->full[r] = panel->permuted[r];
-        panel->last[r] = panel->permuted[r] + whole;
+            vf_pack_e2m1(panel->tail[r], panel->packed[r] + whole);
+        panel->full[r] = panel->packed[r];
+        panel->last[r] = panel->packed[r] + whole;
     }
+}
+
+/* Output rows per tile: their weights stay in the second cache while batches of activation rows pass by. */
+static uint32_t tile_step(const struct ft_matrix *w)
+{
+    return is_packed(kind_of(w)) ? TILE : TILE / 4;
 }
 
 /* out[r][i] = W[o + i] . x[first + r] for i < count <= TILE, r < rows <= ROWS. */
@@ -238,15 +319,19 @@ static void tile_dots(const struct ft_matrix *w, uint32_t o, uint32_t count, con
                       uint32_t first, uint32_t rows, struct panel *panel, float (*out)[TILE])
 {
     enum kind kind = kind_of(w);
-    uint32_t piece = is_packed(kind) ? PANEL_COLUMNS : w->in;
+    uint32_t part = is_packed(kind) ? PANEL_COLUMNS : w->in;
+    uint32_t piece = rows == 1 ? part : rows == 2 ? 2 * PIECE_COLUMNS : PIECE_COLUMNS;
     float factor = factor_of(w, kind);
     vf acc[TILE][ROWS];
     for (uint32_t i = 0; i < count; i++)
         for (uint32_t r = 0; r < rows; r++)
             acc[i][r] = vf_zero();
-    for (uint32_t begin = 0; begin < w->in; begin += piece) {
-        panel_fill(panel, kind, x, first, rows, begin, FT_MIN(w->in, begin + piece));
-        dots[kind][rows - 1](w, o, count, panel, acc);
+    for (uint32_t begin = 0; begin < w->in; begin += part) {
+        panel_fill(panel, kind, x, first, rows, begin, FT_MIN(w->in, begin + part));
+        for (uint32_t at = begin; at < panel->end; at += piece) {
+            struct range range = {at, FT_MIN(panel->end, at + piece)};
+            dots[kind][rows - 1](w, o, count, panel, range, acc);
+        }
     }
     for (uint32_t i = 0; i < count; i++)
         for (uint32_t r = 0; r < rows; r++)
@@ -265,8 +350,9 @@ static void matmul_to(const struct ft_matrix *w, uint32_t begin, uint32_t end, c
     struct panel panel;
     float out[ROWS][TILE];
     panel.rows = 0;
-    for (uint32_t o = begin; o < end; o += TILE) {
-        uint32_t count = FT_MIN(end - o, TILE);
+    uint32_t step = tile_step(w);
+    for (uint32_t o = begin; o < end; o += step) {
+        uint32_t count = FT_MIN(end - o, step);
         for (uint32_t first = 0; first < x->count; first += ROWS) {
             uint32_t rows = FT_MIN(x->count - first, ROWS);
             tile_dots(w, o, count, x, first, rows, &panel, out);
@@ -320,8 +406,9 @@ static void expert_up(const struct ft_expert *expert, uint32_t begin, uint32_t e
     struct panel panel;
     float gate[ROWS][TILE] = {{0}}, up[ROWS][TILE] = {{0}};
     panel.rows = 0;
-    for (uint32_t i = begin; i < end; i += TILE) {
-        uint32_t count = FT_MIN(end - i, TILE);
+    uint32_t step = tile_step(&expert->gate);
+    for (uint32_t i = begin; i < end; i += step) {
+        uint32_t count = FT_MIN(end - i, step);
         for (uint32_t first = 0; first < x.count; first += ROWS) {
             uint32_t rows = FT_MIN(x.count - first, ROWS);
             tile_dots(&expert->gate, i, count, &x, first, rows, &panel, gate);
@@ -339,7 +426,7 @@ static void mix_add(float *sum, const float *m, const float *u, uint32_t count)
 {
     float copy[TILE] = {0};
     memcpy(copy, u, count * sizeof(float));
-    for (uint32_t j = 0; j < TILE; j += VF)
+    for (uint32_t j = 0; j < count; j += VF)
         vf_store(sum + j, vf_fma(vf_sigmoid(vf_load(m + j)), vf_load(copy + j), vf_load(sum + j)));
 }
 
@@ -351,8 +438,9 @@ static void mix_up(const struct ft_matrix *up, uint32_t hc_count, uint32_t hidde
     struct ft_rows in = {.x = t, .stride = t_stride, .count = rows};
     float m[ROWS][TILE] = {{0}}, share = 1.0f / (float)hc_count;
     panel.rows = 0;
-    for (uint32_t h = begin; h < end; h += TILE) {
-        uint32_t count = FT_MIN(end - h, TILE);
+    uint32_t step = tile_step(up);
+    for (uint32_t h = begin; h < end; h += step) {
+        uint32_t count = FT_MIN(end - h, step);
         for (uint32_t first = 0; first < rows; first += ROWS) {
             uint32_t batch = FT_MIN(rows - first, ROWS);
             float sum[ROWS][TILE] = {{0}};

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The measuring code on a small bank; with arguments "full THREADS MIB" it prints a table of this machine. */
+/* The measuring code on a small bank; with arguments "full THREADS MIB ROUNDS" it prints a table of this
+ * machine. */
 #include "kernels_cpu/bench_kernels.h"
 #include "tests/test.h"
 
@@ -51,9 +52,10 @@ TEST(small_bank_gives_a_result_for_every_format_and_isa)
 
 int main(int argc, char **argv)
 {
-    if (argc > 3 && strcmp(argv[1], "full") == 0) {
+    if (argc > 4 && strcmp(argv[1], "full") == 0) {
         struct ft_bench_kernels_options options = {.threads = (uint32_t)atoi(argv[2]),
                                                    .bank_bytes = (uint64_t)atoi(argv[3]) << 20,
+                                                   .rounds = (uint32_t)atoi(argv[4]),
                                                    .hidden = 2560,
                                                    .width = 640};
         measure(&options, true);

@@ -370,11 +370,13 @@ static int list_parts(struct ft_bind *bind, char *block, struct ft_error *err)
     bind->arena_bytes = ft_round_up(b.end, 4096);
     for (uint32_t i = 0; i < ft_checkpoint_file_count(checkpoint); i++)
         bind->sizes.file_bytes += ft_checkpoint_file_bytes(checkpoint, i);
-    qsort(bind->parts, bind->part_count, sizeof bind->parts[0], compare_parts);
+    if (bind->part_count)
+        qsort(bind->parts, bind->part_count, sizeof bind->parts[0], compare_parts);
     return FT_OK;
 }
 
-int ft_bind_open(struct ft_bind **out, const struct ft_checkpoint *checkpoint, struct ft_error *err)
+static int open_bind(struct ft_bind **out, const struct ft_checkpoint *checkpoint, bool sizes_only,
+                     struct ft_error *err)
 {
     *out = NULL;
     struct ft_bind *bind = calloc(1, sizeof *bind);
@@ -388,6 +390,7 @@ int ft_bind_open(struct ft_bind **out, const struct ft_checkpoint *checkpoint, s
     }
     memset(block, 0, block_bytes);
     bind->checkpoint = checkpoint;
+    bind->sizes_only = sizes_only;
     int status = list_parts(bind, block, err);
     free(block);
     if (status)
@@ -395,6 +398,11 @@ int ft_bind_open(struct ft_bind **out, const struct ft_checkpoint *checkpoint, s
     else
         *out = bind;
     return status;
+}
+
+int ft_bind_open(struct ft_bind **out, const struct ft_checkpoint *checkpoint, struct ft_error *err)
+{
+    return open_bind(out, checkpoint, false, err);
 }
 
 void ft_bind_close(struct ft_bind *bind)
@@ -446,7 +454,7 @@ const struct ft_weights *ft_bind_place(const struct ft_bind *bind, char *base)
 int ft_load_sizes(const struct ft_checkpoint *checkpoint, struct ft_weight_sizes *sizes, struct ft_error *err)
 {
     struct ft_bind *bind;
-    int status = ft_bind_open(&bind, checkpoint, err);
+    int status = open_bind(&bind, checkpoint, true, err);
     if (status)
         return status;
     *sizes = bind->sizes;

@@ -17,6 +17,7 @@ struct ft_bind {
     uint64_t arena_bytes, source_bytes;
     struct ft_load_part *parts; /* [part_count] */
     uint32_t part_count, part_room;
+    bool sizes_only; /* everything is checked, but no part is recorded */
 };
 
 struct ft_binder {

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "io/checkpoint.h"
 #include "io/file.h"
+#include "io/name_set.h"
 #include "io/safetensors.h"
+#include "io/shard_index.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fnmatch.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,8 +27,13 @@ struct ft_checkpoint {
     uint32_t file_count;
     struct ft_tensor *tensors; /* [tensor_count], by file and offset */
     uint32_t tensor_count;
-    uint32_t *slots; /* open-addressing hash of names, [slot_mask + 1]; FT_NONE = free */
-    uint32_t slot_mask;
+    struct ft_name_set names; /* of the tensors, with the same numbers */
+};
+
+/* While opening. */
+struct index {
+    char *text;
+    struct ft_shard_index shards; /* empty when the checkpoint has no index */
 };
 
 static char *join_path(const char *dir, const char *file)
@@ -79,13 +85,13 @@ static int read_config(struct ft_checkpoint *c, struct ft_error *err)
     return status;
 }
 
-static int add_file(struct ft_checkpoint *c, const char *name, struct ft_error *err)
+static int add_file(struct ft_checkpoint *c, const char *name, size_t bytes, struct ft_error *err)
 {
     char **files = realloc(c->files, (c->file_count + 1) * sizeof *files);
     if (!files)
         return out_of_memory(c, err);
     c->files = files;
-    files[c->file_count] = strdup(name);
+    files[c->file_count] = strndup(name, bytes);
     if (!files[c->file_count])
         return out_of_memory(c, err);
     c->file_count++;
@@ -97,45 +103,15 @@ static int compare_strings(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-static int check_index_entry(const struct ft_checkpoint *c, const char *tensor, const json_t *file,
-                             struct ft_error *err)
+/* The files of the index, in order of name; every one must be there. */
+static int list_index_files(struct ft_checkpoint *c, const struct ft_shard_index *index, struct ft_error *err)
 {
-    const char *name = json_string_value(file);
-    if (!name)
-        return ft_error_set(err, FT_FORMAT, "%s/%s: tensor %s: its file is not a string", c->dir, INDEX_NAME,
-                            tensor);
-    if (!name[0] || name[0] == '.' || strchr(name, '/'))
-        return ft_error_set(
-            err, FT_FORMAT,
-            "%s/%s: tensor %s: its file is \"%.200s\", wanted a plain name inside the directory", c->dir,
-            INDEX_NAME, tensor, name);
-    return FT_OK;
-}
-
-/* The distinct files of the index, in order of name; every one must be there. */
-static int list_index_files(struct ft_checkpoint *c, json_t *map, struct ft_error *err)
-{
-    const char *key;
-    json_t *value;
     uint32_t absent = 0, first_absent = 0;
-    json_t *seen = json_object(); /* a set: published indices have a few hundred files and many tensors */
-    int status = seen ? FT_OK : out_of_memory(c, err);
-    json_object_foreach(map, key, value)
-    {
-        if (status || (status = check_index_entry(c, key, value, err)))
-            break;
-        if (json_object_get(seen, json_string_value(value)))
-            continue;
-        if (json_object_set_new(seen, json_string_value(value), json_true()))
-            status = out_of_memory(c, err);
-        else
-            status = add_file(c, json_string_value(value), err);
-    }
-    json_decref(seen);
+    int status = FT_OK;
+    for (uint32_t i = 0; i < index->files.count && !status; i++)
+        status = add_file(c, index->files.names[i].text, index->files.names[i].bytes, err);
     if (status)
         return status;
-    if (!c->file_count)
-        return ft_error_set(err, FT_FORMAT, "%s/%s: weight_map is empty", c->dir, INDEX_NAME);
     qsort(c->files, c->file_count, sizeof c->files[0], compare_strings);
     for (uint32_t i = c->file_count; i-- > 0;) {
         if (!file_exists(c, c->files[i])) {
@@ -150,24 +126,17 @@ static int list_index_files(struct ft_checkpoint *c, json_t *map, struct ft_erro
     return FT_OK;
 }
 
-static int read_index(struct ft_checkpoint *c, json_t **index, struct ft_error *err)
+static int read_index(struct ft_checkpoint *c, struct index *index, struct ft_error *err)
 {
-    char *text;
     uint64_t bytes;
-    json_error_t where;
-    int status = read_text(c, INDEX_NAME, INDEX_BYTES_MAX, &text, &bytes, err);
+    int status = read_text(c, INDEX_NAME, INDEX_BYTES_MAX, &index->text, &bytes, err);
     if (status)
         return status;
-    *index = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &where);
-    free(text);
-    if (!*index)
-        return ft_error_set(err, FT_FORMAT, "%s/%s: line %d, column %d: %s", c->dir, INDEX_NAME, where.line,
-                            where.column, where.text);
-    json_t *map = json_object_get(*index, "weight_map");
-    if (!json_is_object(map))
-        return ft_error_set(err, FT_FORMAT, "%s/%s: weight_map is missing or not an object", c->dir,
-                            INDEX_NAME);
-    return list_index_files(c, map, err);
+    char *path = join_path(c->dir, INDEX_NAME);
+    status =
+        path ? ft_shard_index_parse(&index->shards, index->text, bytes, path, err) : out_of_memory(c, err);
+    free(path);
+    return status ? status : list_index_files(c, &index->shards, err);
 }
 
 /* Without an index the names themselves tell how many shards there are: model-00001-of-00003.safetensors. */
@@ -199,7 +168,7 @@ static int scan_files(struct ft_checkpoint *c, struct ft_error *err)
         return ft_error_set(err, FT_IO, "%s: cannot list: %s", c->dir, strerror(errno));
     for (struct dirent *entry; !status && (entry = readdir(dir));)
         if (fnmatch("model*.safetensors", entry->d_name, 0) == 0)
-            status = add_file(c, entry->d_name, err);
+            status = add_file(c, entry->d_name, strlen(entry->d_name), err);
     closedir(dir);
     if (status)
         return status;
@@ -210,12 +179,12 @@ static int scan_files(struct ft_checkpoint *c, struct ft_error *err)
     return check_shard_numbers(c, err);
 }
 
-static int list_files(struct ft_checkpoint *c, json_t **index, struct ft_error *err)
+static int list_files(struct ft_checkpoint *c, struct index *index, struct ft_error *err)
 {
     if (file_exists(c, INDEX_NAME))
         return read_index(c, index, err);
     if (file_exists(c, "model.safetensors"))
-        return add_file(c, "model.safetensors", err);
+        return add_file(c, "model.safetensors", strlen("model.safetensors"), err);
     return scan_files(c, err);
 }
 
@@ -236,66 +205,58 @@ static int open_headers(struct ft_checkpoint *c, struct ft_error *err)
     return FT_OK;
 }
 
-/* NULL for what a text model does not use. */
-static const char *strip_prefix(const char *name)
+/* Takes the prefix off; false for what a text model does not use. */
+static bool strip_prefix(struct ft_name *name)
 {
+    static const char *const dropped[] = {"model.visual.", "mtp."};
     static const char *const prefixes[] = {"model.language_model.", "model."};
-    if (strncmp(name, "model.visual.", 13) == 0 || strncmp(name, "mtp.", 4) == 0)
-        return NULL;
     for (size_t i = 0; i < 2; i++)
-        if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0)
-            return name + strlen(prefixes[i]);
-    return name;
+        if (name->bytes >= strlen(dropped[i]) && memcmp(name->text, dropped[i], strlen(dropped[i])) == 0)
+            return false;
+    for (size_t i = 0; i < 2; i++) {
+        uint32_t length = (uint32_t)strlen(prefixes[i]);
+        if (name->bytes >= length && memcmp(name->text, prefixes[i], length) == 0) {
+            name->text += length;
+            name->bytes -= length;
+            break;
+        }
+    }
+    return true;
 }
 
-/* FNV-1a. */
-static uint32_t hash_name(const char *name)
+static int add_tensor(struct ft_checkpoint *c, const struct ft_tensor *tensor, uint32_t file,
+                      struct ft_error *err)
 {
-    uint64_t hash = 0xcbf29ce484222325ull;
-    for (; *name; name++)
-        hash = (hash ^ (unsigned char)*name) * 0x100000001b3ull;
-    return (uint32_t)(hash ^ hash >> 32);
-}
-
-/* The slot that holds the name, or the free one where it belongs. */
-static uint32_t *find_slot(const struct ft_checkpoint *c, const char *name)
-{
-    uint32_t slot = hash_name(name) & c->slot_mask;
-    while (c->slots[slot] != FT_NONE && strcmp(c->tensors[c->slots[slot]].name, name) != 0)
-        slot = (slot + 1) & c->slot_mask;
-    return &c->slots[slot];
+    struct ft_name name = {.text = tensor->name, .bytes = (uint32_t)strlen(tensor->name)};
+    if (!strip_prefix(&name))
+        return FT_OK;
+    uint32_t number = ft_name_set_add(&c->names, name); /* there is room */
+    if (number != c->tensor_count)
+        return ft_error_set(err, FT_FORMAT, "%s: tensor %s is both in %s and in %s", c->dir, name.text,
+                            c->files[c->tensors[number].file], c->files[file]);
+    struct ft_tensor *own = &c->tensors[c->tensor_count++];
+    *own = *tensor;
+    own->name = name.text; /* its NUL is still there */
+    own->file = file;
+    return FT_OK;
 }
 
 static int collect_tensors(struct ft_checkpoint *c, struct ft_error *err)
 {
-    uint64_t total = 0, slots = 16;
+    uint64_t total = 0;
     for (uint32_t i = 0; i < c->file_count; i++)
         total += c->headers[i].count;
     if (total > UINT32_MAX / 8)
         return ft_error_set(err, FT_LIMIT, "%s: has %llu tensors", c->dir, (unsigned long long)total);
-    while (slots < 2 * total)
-        slots *= 2;
-    c->tensors = calloc(total + 1, sizeof c->tensors[0]);
-    c->slots = malloc(slots * sizeof c->slots[0]);
-    if (!c->tensors || !c->slots)
+    c->tensors = malloc((total + 1) * sizeof c->tensors[0]);
+    if (!c->tensors || !ft_name_set_reserve(&c->names, total))
         return out_of_memory(c, err);
-    memset(c->slots, 0xff, slots * sizeof c->slots[0]);
-    c->slot_mask = (uint32_t)slots - 1;
     for (uint32_t i = 0; i < c->file_count; i++) {
-        for (uint32_t k = 0; k < c->headers[i].count; k++) {
-            const struct ft_tensor *tensor = &c->headers[i].tensors[k];
-            const char *name = strip_prefix(tensor->name);
-            if (!name)
-                continue;
-            uint32_t *slot = find_slot(c, name);
-            if (*slot != FT_NONE)
-                return ft_error_set(err, FT_FORMAT, "%s: tensor %s is both in %s and in %s", c->dir, name,
-                                    c->files[c->tensors[*slot].file], c->files[i]);
-            *slot = c->tensor_count;
-            c->tensors[c->tensor_count] = *tensor;
-            c->tensors[c->tensor_count].name = name;
-            c->tensors[c->tensor_count++].file = i;
-        }
+        int status = FT_OK;
+        for (uint32_t k = 0; k < c->headers[i].count && !status; k++)
+            status = add_tensor(c, &c->headers[i].tensors[k], i, err);
+        if (status)
+            return status;
         free(c->headers[i].tensors);
         c->headers[i].tensors = NULL;
     }
@@ -303,24 +264,28 @@ static int collect_tensors(struct ft_checkpoint *c, struct ft_error *err)
 }
 
 /* Every tensor that the index names lies where the index says. */
-static int check_index(const struct ft_checkpoint *c, const json_t *index, struct ft_error *err)
+static int check_index(const struct ft_checkpoint *c, const struct ft_shard_index *index,
+                       struct ft_error *err)
 {
-    const char *key;
-    json_t *value;
-    json_object_foreach(json_object_get(index, "weight_map"), key, value)
-    {
-        const char *name = strip_prefix(key);
-        const struct ft_tensor *tensor = name ? ft_checkpoint_find(c, name) : NULL;
-        if (!name || (tensor && strcmp(c->files[tensor->file], json_string_value(value)) == 0))
+    for (uint32_t i = 0; i < index->count; i++) {
+        const struct ft_shard_entry *entry = &index->entries[i];
+        const struct ft_name *wanted = &index->files.names[entry->file];
+        struct ft_name name = {.text = entry->name.text, .bytes = entry->name.bytes};
+        if (!strip_prefix(&name))
             continue;
-        return ft_error_set(err, FT_FORMAT, "%s/%s: tensor %s should be in %s, but is %s%s", c->dir,
-                            INDEX_NAME, key, json_string_value(value), tensor ? "in " : "nowhere",
-                            tensor ? c->files[tensor->file] : "");
+        uint32_t number = ft_name_set_find(&c->names, name);
+        const char *found = number == FT_NONE ? NULL : c->files[c->tensors[number].file];
+        if (found && strlen(found) == wanted->bytes && memcmp(found, wanted->text, wanted->bytes) == 0)
+            continue;
+        return ft_error_set(err, FT_FORMAT, "%s/%s: tensor %.*s should be in %.*s, but is %s%s", c->dir,
+                            INDEX_NAME, (int)FT_MIN(entry->name.bytes, 300u), entry->name.text,
+                            (int)FT_MIN(wanted->bytes, 300u), wanted->text, found ? "in " : "nowhere",
+                            found ? found : "");
     }
     return FT_OK;
 }
 
-static int open_all(struct ft_checkpoint *c, const char *dir, json_t **index, struct ft_error *err)
+static int open_all(struct ft_checkpoint *c, const char *dir, struct index *index, struct ft_error *err)
 {
     struct stat info;
     int status;
@@ -336,18 +301,19 @@ static int open_all(struct ft_checkpoint *c, const char *dir, json_t **index, st
     if ((status = read_config(c, err)) || (status = list_files(c, index, err)) ||
         (status = open_headers(c, err)) || (status = collect_tensors(c, err)))
         return status;
-    return check_index(c, *index, err);
+    return check_index(c, &index->shards, err);
 }
 
 int ft_checkpoint_open(struct ft_checkpoint **out, const char *dir, struct ft_error *err)
 {
-    json_t *index = NULL;
+    struct index index = {0};
     *out = NULL;
     struct ft_checkpoint *c = calloc(1, sizeof *c);
     if (!c)
         return ft_error_set(err, FT_MEMORY, "checkpoint %s: no memory", dir);
     int status = open_all(c, dir, &index, err);
-    json_decref(index);
+    ft_shard_index_fini(&index.shards);
+    free(index.text);
     if (status)
         ft_checkpoint_close(c);
     else
@@ -370,7 +336,7 @@ void ft_checkpoint_close(struct ft_checkpoint *c)
     free(c->paths);
     free(c->headers);
     free(c->tensors);
-    free(c->slots);
+    ft_name_set_fini(&c->names);
     free(c->dir);
     free(c);
 }
@@ -415,6 +381,7 @@ const struct ft_tensor *ft_checkpoint_tensor(const struct ft_checkpoint *checkpo
 
 const struct ft_tensor *ft_checkpoint_find(const struct ft_checkpoint *checkpoint, const char *name)
 {
-    uint32_t index = *find_slot(checkpoint, name);
+    uint32_t index =
+        ft_name_set_find(&checkpoint->names, (struct ft_name){.text = name, .bytes = (uint32_t)strlen(name)});
     return index == FT_NONE ? NULL : &checkpoint->tensors[index];
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "io/safetensors.h"
 #include "io/file.h"
+#include "io/json_scan.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -35,18 +36,19 @@ void ft_shape_print(const uint64_t *shape, uint32_t rank, char *text, size_t tex
         snprintf(text + at, text_bytes - at, "%s", rank ? "]" : "[]");
 }
 
-static enum ft_dtype find_dtype(const char *name)
+static enum ft_dtype find_dtype(struct ft_json_string name)
 {
     for (enum ft_dtype d = 0; d < FT_DTYPE_COUNT; d++)
-        if (strcmp(ft_dtype_name(d), name) == 0)
+        if (ft_json_string_is(name, ft_dtype_name(d)))
             return d;
     return FT_DTYPE_COUNT;
 }
 
-/* Where a header lies and what is said about it in messages. */
+/* Where a header lies, how far it has been read, and what is said about it in messages. */
 struct source {
     const char *path;
     uint64_t data_start, file_bytes;
+    struct ft_json_scan scan;
     struct ft_error *err;
 };
 
@@ -55,54 +57,115 @@ static int refuse(const struct source *s, const char *name, const char *what)
     return ft_error_set(s->err, FT_FORMAT, "%s: tensor %s: %s", s->path, name, what);
 }
 
-static int parse_shape(const struct source *s, const json_t *value, struct ft_tensor *tensor)
+/* What a tensor's object says, before it is judged: only the last thing read may be wrong in its form. */
+struct entry {
+    bool has_dtype, has_shape, has_range;
+    enum ft_dtype dtype;
+    uint32_t shape_count, range_count; /* FT_NONE when an element is not a whole number from 0 */
+    uint64_t shape[RANK_MAX], range[2];
+};
+
+/* A list of whole numbers, the first `room` of them into `values`. Any other value is passed over. */
+static bool scan_list(struct ft_json_scan *scan, uint64_t *values, uint32_t room, bool *is_list,
+                      uint32_t *count)
 {
-    if (!json_is_array(value))
-        return refuse(s, tensor->name, "shape is missing or not a list");
-    if (json_array_size(value) > RANK_MAX)
-        return refuse(s, tensor->name, "shape has more than 8 dimensions");
-    tensor->rank = (uint32_t)json_array_size(value);
-    for (uint32_t i = 0; i < tensor->rank; i++) {
-        const json_t *size = json_array_get(value, i);
-        if (!json_is_integer(size) || json_integer_value(size) < 0)
-            return refuse(s, tensor->name, "shape has an entry that is not a whole number from 0");
-        tensor->shape[i] = (uint64_t)json_integer_value(size);
+    struct ft_json_inside list;
+    bool all_whole = true;
+    *count = 0;
+    *is_list = ft_json_scan_peek(scan) == '[';
+    if (!*is_list)
+        return ft_json_scan_skip(scan);
+    if (!ft_json_scan_begin(scan, '[', &list))
+        return false;
+    while (ft_json_scan_element(scan, &list)) {
+        char next = ft_json_scan_peek(scan);
+        uint64_t value = 0;
+        bool whole = false;
+        if (next == '-' || (next >= '0' && next <= '9'))
+            ft_json_scan_number(scan, &value, &whole);
+        else
+            ft_json_scan_skip(scan);
+        all_whole &= whole;
+        if (*count < room)
+            values[*count] = value;
+        ++*count;
     }
+    if (!all_whole && *count <= room)
+        *count = FT_NONE;
+    return !scan->fault;
+}
+
+static bool scan_dtype(struct ft_json_scan *scan, struct entry *entry)
+{
+    struct ft_json_string name;
+    entry->has_dtype = ft_json_scan_peek(scan) == '"';
+    if (!entry->has_dtype)
+        return ft_json_scan_skip(scan);
+    if (!ft_json_scan_string(scan, &name))
+        return false;
+    entry->dtype = find_dtype(name);
+    return true;
+}
+
+static bool scan_entry(struct ft_json_scan *scan, struct entry *entry)
+{
+    static const char *const known[] = {"dtype", "shape", "data_offsets"};
+    struct ft_json_inside object;
+    uint32_t which;
+    if (!ft_json_scan_begin(scan, '{', &object))
+        return false;
+    while (ft_json_scan_known_key(scan, &object, known, 3, &which)) {
+        if (which == 0)
+            scan_dtype(scan, entry);
+        else if (which == 1)
+            scan_list(scan, entry->shape, RANK_MAX, &entry->has_shape, &entry->shape_count);
+        else if (which == 2)
+            scan_list(scan, entry->range, 2, &entry->has_range, &entry->range_count);
+        else
+            ft_json_scan_skip(scan);
+    }
+    return !scan->fault;
+}
+
+static int judge_shape(const struct source *s, const struct entry *entry, struct ft_tensor *tensor)
+{
+    if (!entry->has_shape)
+        return refuse(s, tensor->name, "shape is missing or not a list");
+    if (entry->shape_count == FT_NONE)
+        return refuse(s, tensor->name, "shape has an entry that is not a whole number from 0");
+    if (entry->shape_count > RANK_MAX)
+        return refuse(s, tensor->name, "shape has more than 8 dimensions");
+    tensor->rank = entry->shape_count;
+    memcpy(tensor->shape, entry->shape, entry->shape_count * sizeof entry->shape[0]);
     return FT_OK;
 }
 
-static int parse_range(const struct source *s, const json_t *value, struct ft_tensor *tensor)
+static int judge_range(const struct source *s, const struct entry *entry, struct ft_tensor *tensor)
 {
-    const json_t *from = json_array_get(value, 0), *to = json_array_get(value, 1);
     uint64_t data_bytes = s->file_bytes - s->data_start;
-    if (json_array_size(value) != 2 || !json_is_integer(from) || !json_is_integer(to) ||
-        json_integer_value(from) < 0 || json_integer_value(to) < json_integer_value(from))
+    if (!entry->has_range || entry->range_count != 2 || entry->range[1] < entry->range[0])
         return refuse(s, tensor->name,
                       "data_offsets is not a pair [begin, end] of whole numbers with begin <= end");
-    if ((uint64_t)json_integer_value(to) > data_bytes)
+    if (entry->range[1] > data_bytes)
         return ft_error_set(
             s->err, FT_FORMAT,
-            "%s: tensor %s: data_offsets end at %lld, but the file holds %llu bytes of data: the file "
+            "%s: tensor %s: data_offsets end at %llu, but the file holds %llu bytes of data: the file "
             "is cut or its header lies; download it again",
-            s->path, tensor->name, (long long)json_integer_value(to), (unsigned long long)data_bytes);
-    tensor->offset = s->data_start + (uint64_t)json_integer_value(from);
-    tensor->bytes = (uint64_t)(json_integer_value(to) - json_integer_value(from));
+            s->path, tensor->name, (unsigned long long)entry->range[1], (unsigned long long)data_bytes);
+    tensor->offset = s->data_start + entry->range[0];
+    tensor->bytes = entry->range[1] - entry->range[0];
     return FT_OK;
 }
 
-static int parse_tensor(const struct source *s, const json_t *value, struct ft_tensor *tensor)
+static int judge_entry(const struct source *s, const struct entry *entry, struct ft_tensor *tensor)
 {
-    const json_t *dtype = json_object_get(value, "dtype");
     uint64_t count, bytes;
     char shape[200];
     int status;
-    if (!json_is_object(value))
-        return refuse(s, tensor->name, "its header entry is not an object");
-    if (!json_is_string(dtype))
+    if (!entry->has_dtype)
         return refuse(s, tensor->name, "dtype is missing or not a string");
-    tensor->dtype = find_dtype(json_string_value(dtype));
-    if ((status = parse_shape(s, json_object_get(value, "shape"), tensor)) ||
-        (status = parse_range(s, json_object_get(value, "data_offsets"), tensor)))
+    tensor->dtype = entry->dtype;
+    if ((status = judge_shape(s, entry, tensor)) || (status = judge_range(s, entry, tensor)))
         return status;
     if (!ft_shape_count(tensor->shape, tensor->rank, &count))
         return refuse(s, tensor->name, "the number of elements of its shape does not fit 64 bits");
@@ -114,7 +177,7 @@ static int parse_tensor(const struct source *s, const json_t *value, struct ft_t
     ft_shape_print(tensor->shape, tensor->rank, shape, sizeof shape);
     return ft_error_set(s->err, FT_FORMAT,
                         "%s: tensor %s: data_offsets span %llu bytes, but %s %s needs %s%llu", s->path,
-                        tensor->name, (unsigned long long)tensor->bytes, json_string_value(dtype), shape,
+                        tensor->name, (unsigned long long)tensor->bytes, ft_dtype_name(tensor->dtype), shape,
                         fits ? "" : "more than ", (unsigned long long)(fits ? bytes : UINT64_MAX));
 }
 
@@ -126,6 +189,17 @@ static int compare_offsets(const void *a, const void *b)
     if (left->bytes != right->bytes) /* empty tensors first, so that they never seem to overlap */
         return left->bytes < right->bytes ? -1 : 1;
     return strcmp(left->name, right->name);
+}
+
+/* Writers put tensors in the order of their offsets: looking is cheaper than sorting. */
+static void sort_by_offset(struct ft_safetensors *st)
+{
+    for (uint32_t i = 1; i < st->count; i++) {
+        if (compare_offsets(&st->tensors[i - 1], &st->tensors[i]) > 0) {
+            qsort(st->tensors, st->count, sizeof st->tensors[0], compare_offsets);
+            return;
+        }
+    }
 }
 
 static int check_overlap(const struct source *s, const struct ft_safetensors *st)
@@ -143,32 +217,77 @@ static int check_overlap(const struct source *s, const struct ft_safetensors *st
     return FT_OK;
 }
 
-static int parse_entries(struct ft_safetensors *st, const struct source *s, json_t *root)
+static struct ft_tensor *new_tensor(struct ft_safetensors *st, uint32_t *room)
 {
-    const char *key;
-    json_t *value;
-    uint64_t name_bytes = 1;
-    json_object_foreach(root, key, value) name_bytes += strlen(key) + 1;
-    st->tensors = calloc(json_object_size(root) + 1, sizeof st->tensors[0]);
-    st->names = malloc(name_bytes);
-    if (!st->tensors || !st->names)
-        return ft_error_set(s->err, FT_MEMORY, "%s: no memory for %zu header entries", s->path,
-                            json_object_size(root));
+    if (st->count == *room) {
+        uint32_t larger = *room ? 2 * *room : 64;
+        struct ft_tensor *tensors = realloc(st->tensors, larger * sizeof *tensors);
+        if (!tensors)
+            return NULL;
+        st->tensors = tensors;
+        *room = larger;
+    }
+    st->tensors[st->count] = (struct ft_tensor){0};
+    return &st->tensors[st->count];
+}
+
+static int parse_entry(struct source *s, struct ft_tensor *tensor)
+{
+    struct entry entry = {.dtype = FT_DTYPE_COUNT};
+    char next = ft_json_scan_peek(&s->scan);
+    if (next && next != '{')
+        return refuse(s, tensor->name, "its header entry is not an object");
+    return scan_entry(&s->scan, &entry) ? judge_entry(s, &entry, tensor) : FT_OK;
+}
+
+/* Faults of the scan are left for the caller to report. */
+static int parse_entries(struct ft_safetensors *st, struct source *s)
+{
+    struct ft_json_inside object;
+    struct ft_json_string key;
+    uint32_t room = 0;
     char *name = st->names;
-    json_object_foreach(root, key, value)
-    {
-        if (strcmp(key, "__metadata__") == 0)
+    ft_json_scan_begin(&s->scan, '{', &object);
+    while (ft_json_scan_key(&s->scan, &object, &key)) {
+        if (ft_json_string_is(key, "__metadata__")) {
+            ft_json_scan_skip(&s->scan);
             continue;
-        struct ft_tensor *tensor = &st->tensors[st->count];
-        size_t length = strlen(key) + 1;
-        tensor->name = memcpy(name, key, length);
-        name += length;
-        int status = parse_tensor(s, value, tensor);
+        }
+        struct ft_tensor *tensor = new_tensor(st, &room);
+        if (!tensor)
+            return ft_error_set(s->err, FT_MEMORY, "%s: no memory for %u tensors", s->path, st->count);
+        tensor->name = memcpy(name, key.text, key.bytes);
+        name[key.bytes] = '\0';
+        name += key.bytes + 1;
+        int status = parse_entry(s, tensor);
         if (status)
             return status;
         st->count++;
     }
-    qsort(st->tensors, st->count, sizeof st->tensors[0], compare_offsets);
+    return FT_OK;
+}
+
+static int parse_header(struct ft_safetensors *st, struct source *s)
+{
+    struct ft_json_scan *scan = &s->scan;
+    char what[500];
+    /* A name with its two quotes is longer than the name with its NUL; pages that are not used cost nothing.
+     */
+    st->names = malloc(scan->bytes);
+    if (!st->names)
+        return ft_error_set(s->err, FT_MEMORY, "%s: no memory for names of %llu bytes", s->path,
+                            (unsigned long long)scan->bytes);
+    char next = ft_json_scan_peek(scan);
+    if (next && next != '{')
+        return ft_error_set(s->err, FT_FORMAT, "%s: header is not a JSON object", s->path);
+    int status = parse_entries(st, s);
+    if (status)
+        return status;
+    if (!ft_json_scan_end(scan)) {
+        snprintf(what, sizeof what, "%s: header", s->path);
+        return ft_json_scan_report(scan, what, false, s->err);
+    }
+    sort_by_offset(st);
     return check_overlap(s, st);
 }
 
@@ -201,7 +320,6 @@ int ft_safetensors_parse(struct ft_safetensors *st, const char *data, uint64_t b
                          const char *path, struct ft_error *err)
 {
     uint64_t length;
-    json_error_t where;
     *st = (struct ft_safetensors){.file_bytes = file_bytes};
     if (file_bytes < 8 || bytes < 8)
         return too_short(path, file_bytes, err);
@@ -211,15 +329,10 @@ int ft_safetensors_parse(struct ft_safetensors *st, const char *data, uint64_t b
     if (length > bytes - 8)
         return ft_error_set(err, FT_FORMAT, "%s: header of %llu bytes is cut", path,
                             (unsigned long long)length);
-    json_t *root = json_loadb(data + 8, length, JSON_REJECT_DUPLICATES, &where);
-    if (!root)
-        return ft_error_set(err, FT_FORMAT, "%s: header: column %d: %s", path, where.column, where.text);
     struct source source = {.path = path, .data_start = 8 + length, .file_bytes = file_bytes, .err = err};
-    if (!json_is_object(root))
-        status = ft_error_set(err, FT_FORMAT, "%s: header is not a JSON object", path);
-    else
-        status = parse_entries(st, &source, root);
-    json_decref(root);
+    ft_json_scan_init(&source.scan, data + 8, length);
+    status = parse_header(st, &source);
+    ft_json_scan_fini(&source.scan);
     if (status)
         ft_safetensors_close(st);
     return status;

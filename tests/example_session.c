@@ -39,5 +39,10 @@ int main(int argc, char **argv)
         for (uint32_t i = 0; i < events_count; i++)
             if (events[i].kind == FT_EVENT_TOKEN) printf("%u ", events[i].token);
     }
-    return puts(""), 0; /* the process ends: its memory goes with it */
+    ft_session_close(session);
+    ft_row_tables_close(tables);
+    ft_loaded_fini(&loaded);
+    ft_topology_close(&topology);
+    ft_checkpoint_close(checkpoint);
+    return puts(""), 0;
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "jobs/bench_jobs.h"
 
+#include "graph/trace.h"
+
 #include "graph/arena.h"
 #include "jobs/frontier.h"
 #include "jobs/lane_cpu.h"
@@ -332,6 +334,33 @@ static int measure_probe(const struct ft_bench_jobs_options *options, struct ft_
                 : ft_error_set(err, FT_TIMEOUT, "scheduler bench: a worker did not take a job for 60 s");
 }
 
+#define TRACE_RECORDS 4096u /* 256 KiB: a step's records of one worker */
+#define TRACE_ROUNDS 200u
+
+/* What a job pays for its record; the best of the rounds. */
+static bool measure_trace(const struct ft_clock *clock, struct ft_bench_jobs_result *result)
+{
+    struct ft_trace_ring ring = {.capacity = TRACE_RECORDS};
+    ring.records = calloc(TRACE_RECORDS, sizeof *ring.records);
+    if (!ring.records)
+        return false;
+    for (uint32_t round = 0; round < TRACE_ROUNDS; round++) {
+        uint64_t begin = ft_clock_ns(clock);
+        ring.count = 0;
+        for (uint32_t i = 0; i < TRACE_RECORDS; i++) {
+            uint64_t start = ft_clock_ns(clock), end = ft_clock_ns(clock);
+            struct ft_trace_record *record = ft_trace_push(&ring);
+            *record =
+                (struct ft_trace_record){.start_ns = start, .end_ns = end, .job = i, .bytes = i, .rows = 1};
+        }
+        double ns = (double)(ft_clock_ns(clock) - begin) / TRACE_RECORDS;
+        if (round == 0 || ns < result->trace_ns_per_job)
+            result->trace_ns_per_job = ns;
+    }
+    free(ring.records);
+    return true;
+}
+
 int ft_bench_jobs_run(const struct ft_bench_jobs_options *options, struct ft_bench_jobs_result *result,
                       struct ft_error *err)
 {
@@ -358,6 +387,8 @@ int ft_bench_jobs_run(const struct ft_bench_jobs_options *options, struct ft_ben
         status = measure_dag(options, &dag, result, err);
     if (status == FT_OK)
         status = measure_probe(options, result, err);
+    if (status == FT_OK && !measure_trace(options->clock, result))
+        status = ft_error_set(err, FT_MEMORY, "scheduler bench: no memory for a trace ring");
     ft_arena_fini(&arena);
     return status;
 }

@@ -34,6 +34,7 @@ static void print_json(const struct options *options, const struct ft_bench_jobs
     ft_json_f64(&json, "steal_fraction", result->steal_fraction);
     ft_json_f64(&json, "wake_ns_min", result->wake_ns_min);
     ft_json_f64(&json, "wake_ns_median", result->wake_ns_median);
+    ft_json_f64(&json, "trace_ns_per_job", result->trace_ns_per_job);
     ft_json_close(&json, '}');
     ft_json_end(&json);
 }
@@ -44,6 +45,7 @@ static void print_text(const struct options *options, const struct ft_bench_jobs
     printf("job    %8.1f ns (%.0f%% stolen)\n", result->ns_per_job, 100 * result->steal_fraction);
     printf("steal  %8.1f ns\n", result->ns_per_steal);
     printf("wake   %8.0f ns (best %.0f)\n", result->wake_ns_median, result->wake_ns_min);
+    printf("trace  %8.1f ns a job\n", result->trace_ns_per_job);
 }
 
 static int measure(struct options *options, struct ft_bench_jobs_result *result, struct ft_error *err)

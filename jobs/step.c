@@ -281,7 +281,7 @@ bool ft_step_wait_job(struct ft_step *step, uint32_t thread, struct ft_serial *s
         ready = counter_is_zero(step, job);
     }
     while (!ready) {
-        if (atomic_load_explicit(&step->stop, memory_order_relaxed))
+        if (atomic_load_explicit(&step->stop, memory_order_acquire))
             return false;
         uint32_t ticket = ft_park_prepare(&serial->park);
         ready = counter_is_zero(step, job);
@@ -316,7 +316,7 @@ bool ft_step_wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial 
             *seen = epoch;
             return true;
         }
-        if (atomic_load_explicit(&step->stop, memory_order_relaxed))
+        if (atomic_load_explicit(&step->stop, memory_order_acquire))
             return false;
         if (ft_clock_ns(&step->clock) - start < SPIN_NS) {
             ft_park_pause();
@@ -324,7 +324,7 @@ bool ft_step_wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial 
         }
         uint32_t ticket = ft_park_prepare(&serial->park);
         if (atomic_load_explicit(&step->epoch, memory_order_acquire) != *seen ||
-            atomic_load_explicit(&step->stop, memory_order_relaxed)) {
+            atomic_load_explicit(&step->stop, memory_order_acquire)) {
             ft_park_cancel(&serial->park);
             continue;
         }

@@ -85,7 +85,8 @@ run_long=(run --quiet --json --model "$tiny" --max-tokens 200 --temperature 0)
 make_quota() {
     local base
     for base in /sys/fs/cgroup/cpu /sys/fs/cgroup/cpu,cpuacct; do
-        [ -f "$base/cpu.cfs_quota_us" ] && mkdir "$base/ft-e2e-$$" 2>/dev/null || continue
+        [ -f "$base/cpu.cfs_quota_us" ] || continue
+        mkdir "$base/ft-e2e-$$" || continue
         quota=$base/ft-e2e-$$
         groups+=("$quota")
         echo 100000 >"$quota/cpu.cfs_period_us" && echo 100000 >"$quota/cpu.cfs_quota_us" && return 0
@@ -133,11 +134,11 @@ cpu_quota() {
         skip "cpu_quota: no cgroup with a CPU quota may be made here"
     else
         one_core "quota of 1 core" in_quota
-        "$ft" plan --model "$tiny" >plan
+        "$ft" plan --model "$tiny" >whole.txt
         in_quota "$ft" plan --model "$tiny" >limited 2>err
         measured "$(grep '^machine' limited | cut -c 1-140)"
         checks=$((checks + 1))
-        cmp -s plan limited && fail "the plan does not name the quota"
+        cmp -s whole.txt limited && fail "the plan does not name the quota"
     fi
 }
 
@@ -159,7 +160,7 @@ busy_core() {
     alone=$speed
     taskset -c "$first" bash -c 'while :; do :; done' &
     spinner=$!
-    started+=($spinner)
+    started+=("$spinner")
     measure_speed "$ft" "${run_long[@]}" "$long"
     kill $spinner
     wait $spinner 2>/dev/null
@@ -204,10 +205,10 @@ idle_chat() { # NAME OPTIONS...
     rm -f keys pid
     : >screen
     mkfifo keys
-    printf 'echo $$ >pid; exec "%s" run --quiet --model "%s" %s' "$ft" "$tiny" "$*" >command
-    script -qefc "bash command" screen <keys >/dev/null 2>err &
+    printf 'echo $$ >pid; exec "%s" run --quiet --model "%s" %s' "$ft" "$tiny" "$*" >start.sh
+    script -qefc "bash start.sh" screen <keys >/dev/null 2>err &
     console=$!
-    started+=($console)
+    started+=("$console")
     exec 7>keys
     if ! wait_for 30 prompts_seen 1; then
         fail "$name: no prompt came"
@@ -263,7 +264,7 @@ peak_memory() { # NAME OPTIONS...
     slots=$(pool_bytes json slots staging)
     "$ft" "${run_long[@]}" "$@" "$long" >out 2>err &
     pid=$!
-    started+=($pid)
+    started+=("$pid")
     while now=$(sed -n 's/^VmHWM:[^0-9]*\([0-9]*\) kB/\1/p' /proc/$pid/status 2>/dev/null) && [ -n "$now" ]; do
         peak=$((now > peak ? now : peak))
         sleep 0.02
@@ -296,7 +297,7 @@ start_slow() {
     "$ft" "${slow[@]}" --max-tokens "$1" "$long" >out 2>err &
     pid=$!
     set +m
-    started+=($pid)
+    started+=("$pid")
     wait_for 20 test -s out || fail "no text came"
 }
 
@@ -309,11 +310,11 @@ now_ms() {
 }
 
 signals() {
-    local pid number code begin took whole
+    local pid number code begin took whole wanted
     "$ft" "${slow[@]}" --link-gbs 10 --max-tokens 300 "$long" >whole 2>err || fail "the undisturbed text"
     whole=$(cat whole)
     for number in INT TERM; do
-        local wanted=$([ $number = INT ] && echo 130 || echo 143)
+        wanted=$([ $number = INT ] && echo 130 || echo 143)
         start_slow 1000
         sleep 0.3
         begin=$(now_ms)

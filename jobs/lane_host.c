@@ -78,7 +78,7 @@ static void sleep_until(const struct ft_step *step, uint64_t until_ns)
 {
     for (;;) {
         uint64_t now = ft_clock_ns(&step->clock);
-        if (now >= until_ns || atomic_load_explicit(&step->stop, memory_order_relaxed))
+        if (now >= until_ns || atomic_load_explicit(&step->stop, memory_order_acquire))
             return;
         uint64_t left = FT_MIN(until_ns - now, 100000000u);
         struct timespec time = {.tv_sec = 0, .tv_nsec = (long)left};
@@ -112,11 +112,11 @@ static void *link_main(void *context)
     for (;;) {
         /* acquire: pairs with the release of the expander */
         if (atomic_load_explicit(&step->link_published, memory_order_acquire) == taken) {
-            if (atomic_load_explicit(&step->stop, memory_order_relaxed))
+            if (atomic_load_explicit(&step->stop, memory_order_acquire))
                 return NULL;
             uint32_t ticket = ft_park_prepare(&step->link.park);
             if (atomic_load_explicit(&step->link_published, memory_order_acquire) != taken ||
-                atomic_load_explicit(&step->stop, memory_order_relaxed))
+                atomic_load_explicit(&step->stop, memory_order_acquire))
                 ft_park_cancel(&step->link.park);
             else
                 ft_park_wait(&step->link.park, ticket, 1000000000u);
@@ -164,7 +164,9 @@ int ft_lane_host_open(struct ft_step *step, struct ft_error *err)
 
 void ft_lane_host_close(struct ft_step *step)
 {
-    atomic_store_explicit(&step->stop, true, memory_order_relaxed);
+    /* release: pairs with the acquire of whoever looks at it; what close has read may be freed from here on
+     */
+    atomic_store_explicit(&step->stop, true, memory_order_release);
     ft_park_wake_all(&step->device.park);
     ft_park_wake_all(&step->link.park);
     ft_serial_join(&step->device, JOIN_NS);

@@ -109,7 +109,9 @@ int ft_lane_io_open(struct ft_step *step, struct ft_error *err)
 
 void ft_lane_io_close(struct ft_step *step)
 {
-    atomic_store_explicit(&step->stop, true, memory_order_relaxed);
+    /* release: pairs with the acquire in ft_step_wait_epoch; the session has read the reader's note before
+     * the reader goes */
+    atomic_store_explicit(&step->stop, true, memory_order_release);
     ft_park_wake_all(&step->io.park);
     ft_serial_join(&step->io, JOIN_NS);
 }

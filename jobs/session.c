@@ -148,8 +148,13 @@ static int alloc_sequence(struct ft_sequence *sequence, const struct ft_session 
     return FT_OK;
 }
 
+/* A stuck lane may still read the tokens and pages of its step; they are left behind like the lane itself. */
 static void free_sequence(struct ft_session *session, struct ft_sequence *sequence)
 {
+    if (session->broken) {
+        sequence->phase = FT_SEQUENCE_FREE;
+        return;
+    }
     ft_session_free_pages(session, sequence);
     free(sequence->tokens);
     free(sequence->pages);
@@ -157,10 +162,20 @@ static void free_sequence(struct ft_session *session, struct ft_sequence *sequen
     *sequence = (struct ft_sequence){.state = sequence->state};
 }
 
+static int refuse_broken(const struct ft_session *session, struct ft_error *err)
+{
+    if (!session->broken)
+        return FT_OK;
+    *err = session->broken_error;
+    return err->code;
+}
+
 int ft_session_submit(struct ft_session *session, const struct ft_request *request, uint32_t *sequence,
                       struct ft_error *err)
 {
-    int status = check_request(session, request, err);
+    int status = refuse_broken(session, err);
+    if (status == FT_OK)
+        status = check_request(session, request, err);
     if (status != FT_OK)
         return status;
     uint32_t handle = 0;
@@ -303,10 +318,8 @@ int ft_session_step(struct ft_session *session, struct ft_event *events, uint32_
                     struct ft_error *err)
 {
     *count = 0;
-    if (session->broken) {
-        *err = session->broken_error;
+    if (refuse_broken(session, err) != FT_OK)
         return err->code;
-    }
     if (cap < 2 * session->plan.sequences_max)
         return ft_error_set(err, FT_USAGE, "room for %u events was given, %u are needed", cap,
                             2 * session->plan.sequences_max);
@@ -366,6 +379,8 @@ int ft_session_resume(struct ft_session *session, uint32_t sequence, struct ft_e
     struct ft_sequence *s = &session->sequences[sequence];
     if (s->phase != FT_SEQUENCE_FAILED)
         return ft_error_set(err, FT_USAGE, "sequence %u has not failed", sequence);
+    if (refuse_broken(session, err) != FT_OK)
+        return err->code;
     if (!ft_session_rollback(session, s))
         return ft_error_set(err, FT_LIMIT, "no KV page is free for a private copy: raise --kv-tokens");
     s->phase = FT_SEQUENCE_RUNNING;

@@ -49,7 +49,9 @@ struct ft_session_options {
 };
 
 int ft_session_open(struct ft_session **out, const struct ft_session_options *options, struct ft_error *err);
-void ft_session_close(struct ft_session *session);
+/* False: a lane is stuck, after FT_TIMEOUT of a step. It is left behind with the session's memory and may still
+ * read what the session was opened with: that must not be freed any more. */
+bool ft_session_close(struct ft_session *session);
 /* Names of the threads that write trace rings, for the trace header; lane count of names as filled. */
 void ft_session_trace_header(const struct ft_session *session, struct ft_trace_header *header);
 

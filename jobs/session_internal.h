@@ -44,6 +44,7 @@ struct ft_graph_entry {
 struct ft_session {
     struct ft_session_options options;
     struct ft_plan plan;
+    struct ft_weights weights; /* the top; a lane left behind must not look for it on a stack that is gone */
     struct ft_kernels kernels;
     struct ft_arena arena;
     struct ft_step step;

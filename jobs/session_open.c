@@ -374,6 +374,8 @@ int ft_session_open(struct ft_session **out, const struct ft_session_options *op
     memset(session, 0, sizeof *session);
     session->options = *options;
     session->plan = *options->plan;
+    session->weights = *options->weights;
+    session->options.weights = &session->weights;
     if (!session->options.policy)
         session->options.policy = &ft_policy_safe;
     int status = check_options(&session->options, err);
@@ -387,17 +389,17 @@ int ft_session_open(struct ft_session **out, const struct ft_session_options *op
     return FT_OK;
 }
 
-void ft_session_close(struct ft_session *session)
+bool ft_session_close(struct ft_session *session)
 {
     if (!session)
-        return;
+        return true;
     if (session->arena.base) {
         ft_lane_host_close(&session->step);
         ft_lane_io_close(&session->step);
         /* A lane that is stuck may still touch the session's memory: leaving it behind is the lesser evil. */
         bool stuck = session->step.device.started || session->step.link.started || session->step.io.started;
         if (stuck || session->broken)
-            return;
+            return false;
         ft_lane_cpu_close(session->step.cpu);
     }
     for (uint32_t i = 0; session->sequences && i < session->plan.sequences_max; i++) {
@@ -410,6 +412,7 @@ void ft_session_close(struct ft_session *session)
             ft_arena_fini(&session->graphs[i].arena);
     ft_arena_fini(&session->arena);
     free(session);
+    return true;
 }
 
 void ft_session_trace_header(const struct ft_session *session, struct ft_trace_header *header)

@@ -281,7 +281,7 @@ bool ft_step_wait_job(struct ft_step *step, uint32_t thread, struct ft_serial *s
         ready = counter_is_zero(step, job);
     }
     while (!ready) {
-        if (atomic_load_explicit(&step->stop, memory_order_relaxed))
+        if (atomic_load_explicit(&step->stop, memory_order_acquire))
             return false;
         uint32_t ticket = ft_park_prepare(&serial->park);
         ready = counter_is_zero(step, job);
@@ -316,7 +316,7 @@ bool ft_step_wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial 
             *seen = epoch;
             return true;
         }
-        if (atomic_load_explicit(&step->stop, memory_order_relaxed))
+        if (atomic_load_explicit(&step->stop, memory_order_acquire))
             return false;
         if (ft_clock_ns(&step->clock) - start < SPIN_NS) {
             ft_park_pause();
@@ -324,7 +324,7 @@ bool ft_step_wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial 
         }
         uint32_t ticket = ft_park_prepare(&serial->park);
         if (atomic_load_explicit(&step->epoch, memory_order_acquire) != *seen ||
-            atomic_load_explicit(&step->stop, memory_order_relaxed)) {
+            atomic_load_explicit(&step->stop, memory_order_acquire)) {
             ft_park_cancel(&serial->park);
             continue;
         }
@@ -365,15 +365,20 @@ static void start_jobs(struct ft_step *step)
     ft_step_hand_over(step, thread, todo, count);
 }
 
+/* The watchdog counts the time that this thread saw pass. No sleep here is longer than PARK_NS; a longer gap
+ * is time in which nobody could work (Ctrl-Z, a frozen container) and proves nothing about a lane. */
 static bool wait_end(struct ft_step *step, uint32_t epoch, uint64_t timeout_ns)
 {
     uint32_t thread = ft_step_thread(step, FT_STEP_SESSION);
+    uint64_t last = step->begin_ns, waited = 0;
     for (;;) {
         /* acquire: pairs with the release at the end job */
         if (atomic_load_explicit(&step->finished, memory_order_acquire) == epoch)
             return true;
         uint64_t now = ft_clock_ns(&step->clock);
-        if (now - step->begin_ns > timeout_ns)
+        waited += FT_MIN(now - last, 2 * PARK_NS);
+        last = now;
+        if (waited > timeout_ns)
             return false;
         if (now - step->begin_ns < SPIN_NS / 4) {
             ft_park_pause();

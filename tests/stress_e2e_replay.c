@@ -11,7 +11,11 @@
 #include <unistd.h>
 
 #define SEQUENCES 50u
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SESSIONS 2u /* ten times slower each */
+#else
 #define SESSIONS 20u
+#endif
 #define TOKENS_MAX 12u
 
 struct recorded {

@@ -322,9 +322,13 @@ int ft_engine_open(struct ft_engine *engine, const struct ft_open_options *optio
 int ft_engine_close(struct ft_engine *engine, struct ft_error *err)
 {
     ft_interrupt_watch(NULL);
-    if (engine->session)
-        ft_session_close(engine->session);
+    bool closed = ft_session_close(engine->session);
     int status = ft_trace_file_close(&engine->trace, err);
+    if (!closed) {
+        /* A lane that is stuck may still read weights and tables: they go with the process. */
+        memset(engine, 0, sizeof *engine);
+        return status;
+    }
     if (engine->is_loaded)
         ft_loaded_fini(&engine->loaded);
     if (engine->tables)

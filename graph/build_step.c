@@ -8,8 +8,6 @@
  */
 #include "graph/graph.h"
 
-#define CONV_UNIT 16u /* channels of one unit of linear_conv: a cache line of f32 */
-
 /* The jobs of one stage, as a contiguous id range; count 0 = nothing to wait for. */
 struct stage {
     uint32_t first, count;
@@ -20,7 +18,6 @@ struct builder {
     const struct ft_model *model;
     const struct ft_tiling *tiling;
     struct ft_shape shape;
-    enum ft_format expert_format;
     enum ft_phase phase;
     bool filling;
     uint32_t jobs, edges;
@@ -144,8 +141,9 @@ static struct stage build_linear(struct builder *b, uint32_t layer, struct stage
     struct stage projected = project(b, FT_OP_LINEAR_PROJECT, layer,
                                      channels + values + 2 * m->value_head_count, m->hidden, rows, before);
     struct stage conv =
-        stage(b, FT_OP_LINEAR_CONV, layer, sequences * (uint32_t)ft_div_up(channels, CONV_UNIT), 1,
-              4ull * CONV_UNIT * m->conv_taps * 2, 2ull * CONV_UNIT * m->conv_taps * rows);
+        stage(b, FT_OP_LINEAR_CONV, layer, sequences * (uint32_t)ft_div_up(channels, FT_GRAPH_CONV_CHANNELS),
+              1, 4ull * FT_GRAPH_CONV_CHANNELS * m->conv_taps * 2,
+              2ull * FT_GRAPH_CONV_CHANNELS * m->conv_taps * rows);
     connect(b, projected, conv);
     struct stage delta =
         stage(b, FT_OP_LINEAR_DELTA, layer, sequences * m->value_head_count, 1, state * 2, state * 2 * rows);
@@ -307,8 +305,7 @@ static int push_arrays(struct ft_graph *g, struct ft_arena *arena, struct ft_err
 }
 
 int ft_graph_build(struct ft_graph *graph, struct ft_arena *arena, const struct ft_model *model,
-                   const struct ft_shape *shape, const struct ft_tiling *tiling, enum ft_format expert_format,
-                   struct ft_error *err)
+                   const struct ft_shape *shape, const struct ft_tiling *tiling, struct ft_error *err)
 {
     *graph = (struct ft_graph){.shape = *shape, .layer_count = model->layer_count};
     if (!shape->rows || !shape->sequences || shape->sequences > shape->rows ||
@@ -316,8 +313,7 @@ int ft_graph_build(struct ft_graph *graph, struct ft_arena *arena, const struct 
         return ft_error_set(err, FT_LIMIT,
                             "a step of %u rows, %u sequences and %u logit rows is not possible", shape->rows,
                             shape->sequences, shape->logit_rows);
-    struct builder b = {
-        .graph = graph, .model = model, .tiling = tiling, .shape = *shape, .expert_format = expert_format};
+    struct builder b = {.graph = graph, .model = model, .tiling = tiling, .shape = *shape};
     build_all(&b);
     graph->static_count = b.jobs;
     graph->edge_count = b.edges;
@@ -349,6 +345,22 @@ int ft_graph_build(struct ft_graph *graph, struct ft_arena *arena, const struct 
     list_lane(graph, FT_LANE_DEVICE, graph->device_jobs, &graph->device_count);
     list_lane(graph, FT_LANE_IO, graph->io_jobs, &graph->io_count);
     return FT_OK;
+}
+
+int ft_graph_create(struct ft_graph *graph, struct ft_arena *arena, const struct ft_model *model,
+                    const struct ft_shape *shape, const struct ft_tiling *tiling, struct ft_error *err)
+{
+    struct ft_arena counting;
+    ft_arena_count(&counting, "graph");
+    *arena = (struct ft_arena){.name = "graph"};
+    int status = ft_graph_build(graph, &counting, model, shape, tiling, err);
+    if (status == FT_OK)
+        status = ft_arena_init(arena, "graph", counting.used, err);
+    if (status == FT_OK)
+        status = ft_graph_build(graph, arena, model, shape, tiling, err);
+    if (status != FT_OK)
+        ft_arena_fini(arena);
+    return status;
 }
 
 int ft_graph_check(const struct ft_graph *graph, struct ft_error *err)

@@ -60,7 +60,6 @@ void ft_workspace_init(struct ft_workspace *workspace, const struct ft_model *mo
     workspace->normed = reserve(workspace, r * nh);
     workspace->mixed = reserve(workspace, n > 1 ? r * (model->hc_lowrank + n) : 0);
     workspace->x = reserve(workspace, r * h);
-    workspace->inject = reserve(workspace, n > 1 ? r * n : 0);
     workspace->project = reserve(workspace, r * workspace->project_width);
     workspace->conv =
         reserve(workspace, has_attention(model, FT_ATTENTION_LINEAR) ? r * ft_model_conv_channels(model) : 0);

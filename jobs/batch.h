@@ -23,10 +23,10 @@ struct ft_batch_sequence {
     float *const *pages; /* [..] of struct ft_kv_layout */
     const struct ft_sampling *sampling;
     const struct ft_capture *capture;
-    uint32_t logit_first, logit_count; /* into logit rows; count 0: no token wanted yet */
-    uint32_t sampled;                  /* out: token of the last logit row, FT_NONE */
-    _Atomic int failed;                /* out: FT_NUMERIC when a row of this sequence is not a number */
-    uint32_t failed_layer;             /* out */
+    uint32_t logit_count;  /* of its last rows, these go to the head; 0: no token wanted yet */
+    uint32_t sampled;      /* out: token of the last logit row, FT_NONE */
+    _Atomic int failed;    /* out: FT_NUMERIC when a row of this sequence is not a number */
+    uint32_t failed_layer; /* out */
 };
 
 struct ft_batch {

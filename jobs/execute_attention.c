@@ -4,8 +4,6 @@
 
 #include "jobs/execute.h"
 
-#define CONV_UNIT 16u /* channels of one unit of linear_conv, as in graph/build_step.c */
-
 /* Where the parts of the concatenated projection of a full or sparse layer begin. */
 struct qkv_parts {
     uint32_t k, v, index, width;
@@ -49,13 +47,13 @@ static void run_linear_conv(struct ft_execute *x, uint32_t layer, uint32_t begin
 {
     const struct ft_model *m = x->model;
     uint32_t channels = ft_model_conv_channels(m);
-    uint32_t units = (uint32_t)ft_div_up(channels, CONV_UNIT);
+    uint32_t units = (uint32_t)ft_div_up(channels, FT_GRAPH_CONV_CHANNELS);
     end = FT_MIN(end, x->batch->sequence_count * units);
     while (begin < end) {
         const struct ft_batch_sequence *sequence = &x->batch->sequences[begin / units];
         uint32_t stop = FT_MIN(end, (begin / units + 1) * units);
-        uint32_t from = begin % units * CONV_UNIT;
-        uint32_t to = FT_MIN(channels, from + (stop - begin) * CONV_UNIT);
+        uint32_t from = begin % units * FT_GRAPH_CONV_CHANNELS;
+        uint32_t to = FT_MIN(channels, from + (stop - begin) * FT_GRAPH_CONV_CHANNELS);
         x->kernels->conv_silu(ft_execute_at(x, x->space.project, sequence->first_row, x->space.project_width),
                               x->space.project_width, sequence->row_count, from, to, channels,
                               x->weights->layers[layer].linear.conv, m->conv_taps, 1,

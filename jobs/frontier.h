@@ -23,6 +23,7 @@
 #define FT_JOBS_FRONTIER_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 struct ft_frontier {
@@ -31,6 +32,19 @@ struct ft_frontier {
     _Atomic int32_t *counter;   /* [job_count] */
 };
 
+/* One predecessor is done; true for the last. Whoever gets true has seen what all of them wrote. */
+static inline bool ft_frontier_decrement(_Atomic int32_t *counter)
+{
+    /* Acquire: pairs with the release half of the other predecessors' decrements. A counter of 1 means that
+     * we are the only one left, so no locked operation is needed: most edges of a fan-out end here.
+     * Release: pairs with the acquire of a lane that waits for the counter itself to be 0. */
+    if (atomic_load_explicit(counter, memory_order_acquire) == 1) {
+        atomic_store_explicit(counter, 0, memory_order_release);
+        return true;
+    }
+    return atomic_fetch_sub_explicit(counter, 1, memory_order_acq_rel) == 1;
+}
+
 /* Writes the jobs that became ready to ready[] (room for the out-degree of job) and returns how many. */
 static inline uint32_t ft_frontier_complete(const struct ft_frontier *frontier, uint32_t job, uint32_t *ready)
 {
@@ -38,15 +52,8 @@ static inline uint32_t ft_frontier_complete(const struct ft_frontier *frontier, 
     uint32_t end = frontier->succ_begin[job + 1];
     for (uint32_t i = frontier->succ_begin[job]; i < end; i++) {
         uint32_t next = frontier->succ[i];
-        /* Acquire: pairs with the release half of the other predecessors' decrements. A counter of 1 means
-         * that we are the only one left, so no locked operation is needed: most edges of a fan-out end here.
-         */
-        if (atomic_load_explicit(&frontier->counter[next], memory_order_acquire) == 1) {
-            atomic_store_explicit(&frontier->counter[next], 0, memory_order_relaxed);
+        if (ft_frontier_decrement(&frontier->counter[next]))
             ready[count++] = next;
-        } else if (atomic_fetch_sub_explicit(&frontier->counter[next], 1, memory_order_acq_rel) == 1) {
-            ready[count++] = next;
-        }
     }
     return count;
 }

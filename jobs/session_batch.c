@@ -31,14 +31,12 @@ static void add_rows(struct ft_session *session, uint32_t handle, uint32_t rows)
     struct ft_batch *batch = &session->batch;
     struct ft_sequence *sequence = &session->sequences[handle];
     struct ft_batch_sequence *entry = &batch->sequences[batch->sequence_count];
-    uint32_t end = sequence->computed + rows;
     bool all = wants_all_logits(sequence);
     if (all)
         rows = FT_MIN(rows, session->plan.logit_rows_max - batch->logit_rows);
     if (!rows)
         return;
-    end = sequence->computed + rows;
-    bool last = sequence->generates && end == sequence->token_count;
+    bool last = sequence->generates && sequence->computed + rows == sequence->token_count;
     entry->handle = handle;
     entry->first_row = batch->rows;
     entry->row_count = rows;
@@ -49,7 +47,6 @@ static void add_rows(struct ft_session *session, uint32_t handle, uint32_t rows)
     entry->pages = sequence->page_data;
     entry->sampling = &sequence->sampling;
     entry->capture = sequence->capture;
-    entry->logit_first = batch->logit_rows;
     entry->logit_count = all ? rows : (last && batch->logit_rows < session->plan.logit_rows_max);
     entry->sampled = FT_NONE;
     entry->failed_layer = FT_NONE;

@@ -57,10 +57,9 @@ struct ft_session {
     uint32_t rows_max, static_max, reserved_max;
     struct ft_trace_record *records; /* all rings of a step, for the trace callback */
     uint64_t record_max;
-    enum ft_format expert_format;
     struct ft_session_stats stats;
     _Atomic bool interrupted;
-    bool broken, lanes_open;
+    bool broken;
     struct ft_error broken_error;
     char note[512];
 };

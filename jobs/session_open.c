@@ -33,18 +33,8 @@ static uint32_t bucket(uint32_t value, uint32_t max)
 static int build_graph(struct ft_session *session, const struct ft_shape *shape, struct ft_graph_entry *entry,
                        struct ft_error *err)
 {
-    const struct ft_model *model = session->options.model;
-    ft_arena_count(&entry->arena, "graph");
-    int status = ft_graph_build(&entry->graph, &entry->arena, model, shape, &session->plan.tiling,
-                                session->expert_format, err);
-    uint64_t bytes = entry->arena.used;
-    if (status == FT_OK)
-        status = ft_arena_init(&entry->arena, "graph", bytes, err);
-    else
-        entry->arena = (struct ft_arena){.name = "graph"};
-    if (status == FT_OK)
-        status = ft_graph_build(&entry->graph, &entry->arena, model, shape, &session->plan.tiling,
-                                session->expert_format, err);
+    int status = ft_graph_create(&entry->graph, &entry->arena, session->options.model, shape,
+                                 &session->plan.tiling, err);
     if (status == FT_OK && (entry->graph.static_count > session->static_max ||
                             entry->graph.reserved_count > session->reserved_max))
         status = ft_error_set(err, FT_INTERNAL,
@@ -140,7 +130,6 @@ static int push_step(struct ft_session *session, struct ft_arena *arena, struct 
     const struct ft_model *model = session->options.model;
     uint32_t threads = thread_count_of(&session->plan);
     uint64_t stride = step->staging_stride;
-    step->dynamic_max = session->reserved_max;
     step->link_max = FT_MAX(session->reserved_max, LINK_PENDING_MIN);
     step->todo_max = session->reserved_max + 8 * session->plan.tiling.tiles_max + 64;
     uint64_t wants = 0;
@@ -155,7 +144,7 @@ static int push_step(struct ft_session *session, struct ft_arena *arena, struct 
     if (status == FT_OK)                                                                                     \
     status = FT_ARENA_PUSH(arena, count, pointer, err)
     PUSH(session->static_max + session->reserved_max, &step->counter);
-    PUSH(step->dynamic_max, &step->dynamic);
+    PUSH(session->reserved_max, &step->dynamic);
     PUSH(step->link_max, &step->link_jobs);
     PUSH((uint64_t)threads * step->todo_max, &step->todo);
     PUSH(threads, &step->traces);
@@ -238,8 +227,7 @@ static int measure(struct ft_session *session, struct ft_error *err)
                              .logit_rows = FT_MIN(session->plan.logit_rows_max, session->rows_max),
                              .prefill = true};
     ft_arena_count(&counting, "graph");
-    int status =
-        ft_graph_build(&graph, &counting, model, &shape, &session->plan.tiling, session->expert_format, err);
+    int status = ft_graph_build(&graph, &counting, model, &shape, &session->plan.tiling, err);
     session->static_max = graph.static_count;
     session->reserved_max = graph.reserved_count;
     return status;
@@ -261,13 +249,9 @@ static void init_execute(struct ft_session *session)
         x->ple_scale[p] = ft_row_table_scale(o->ple, p);
     }
     uint64_t stride = 0;
-    session->expert_format = FT_FORMAT_BF16;
     for (uint32_t i = 0; i < o->model->layer_count; i++) {
-        if (o->model->layers[i].dense)
-            continue;
-        if (!stride)
-            session->expert_format = o->weights->layers[i].expert_layout.format;
-        stride = FT_MAX(stride, o->weights->layers[i].expert_layout.stride);
+        if (!o->model->layers[i].dense)
+            stride = FT_MAX(stride, o->weights->layers[i].expert_layout.stride);
     }
     session->step.staging_stride = FT_MAX(stride, 64u);
 }
@@ -342,7 +326,7 @@ static int check_options(const struct ft_session_options *o, struct ft_error *er
 static int open_parts(struct ft_session *session, struct ft_error *err)
 {
     const struct ft_session_options *o = &session->options;
-    session->rows_max = FT_MAX(o->plan->chunk_rows, o->plan->sequences_max);
+    session->rows_max = ft_plan_rows_max(o->plan);
     int status = ft_kernels_init(&session->kernels, o->isa, err);
     if (status != FT_OK)
         return status;

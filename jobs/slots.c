@@ -53,7 +53,6 @@ static void evict(struct ft_slots *slots, uint32_t slot)
     slots->map[(uint64_t)slots->layer[slot] * slots->expert_count + slots->expert[slot]] = FT_NONE;
     slots->layer[slot] = slots->expert[slot] = FT_NONE;
     slots->generation[slot]++;
-    slots->evictions++;
 }
 
 void ft_slots_take(struct ft_slots *slots, uint32_t slot, uint32_t layer, uint32_t expert, uint32_t step,

@@ -6,8 +6,8 @@
  *
  * A slot is leased by a step from the moment its expert is placed until the layer's last expert job is done;
  * the policy may take a slot that is free or resident and not leased, or, inside one layer, a slot whose
- * earlier use in that layer will have finished (waves, jobs/expand.c). Handle = index + generation: a reader
- * that holds an old handle notices.
+ * earlier use in that layer will have finished (waves, jobs/expand.c). Handle = index + generation; no
+ * reader keeps a handle beyond its layer yet.
  *
  * Threads: one at a time (whoever expands a layer; the graph orders layers), except the memory itself, which
  * the link lane writes and the device reads as the jobs' order allows.
@@ -28,7 +28,6 @@ struct ft_slots {
     uint32_t *filled_step;                /* [count] step whose fetch filled it */
     uint32_t *map;                        /* [layer_count, expert_count] slot or FT_NONE */
     uint32_t *used_step; /* [layer_count, expert_count] step of the expert's last use, 0 = never */
-    uint64_t hits, misses, evictions;
 };
 
 /* Counting arenas welcome. slot_count may be 0. */

@@ -113,10 +113,7 @@ static uint32_t release(struct ft_step *step, uint32_t thread, uint32_t job, uin
 
 static uint32_t decrement(struct ft_step *step, uint32_t thread, uint32_t job, uint32_t *todo, uint32_t count)
 {
-    /* acq_rel: whoever brings the counter to 0 has seen what all other predecessors wrote */
-    if (atomic_fetch_sub_explicit(&step->counter[job], 1, memory_order_acq_rel) == 1)
-        return release(step, thread, job, todo, count);
-    return count;
+    return ft_frontier_decrement(&step->counter[job]) ? release(step, thread, job, todo, count) : count;
 }
 
 uint32_t ft_step_complete(struct ft_step *step, uint32_t thread, uint32_t job, uint32_t *todo, uint32_t count)
@@ -257,7 +254,7 @@ void ft_step_hand_over(struct ft_step *step, uint32_t thread, const uint32_t *jo
 
 static bool counter_is_zero(const struct ft_step *step, uint32_t job)
 {
-    /* acquire: pairs with the acq_rel decrement of the last predecessor */
+    /* acquire: pairs with the release in ft_frontier_decrement of the last predecessor */
     return atomic_load_explicit(&step->counter[job], memory_order_acquire) == 0;
 }
 
@@ -338,7 +335,6 @@ static void begin(struct ft_step *step, const struct ft_graph *graph, struct ft_
 {
     step->graph = graph;
     step->x.batch = batch;
-    step->frontier = (struct ft_frontier){graph->succ_begin, graph->succ, step->counter};
     for (uint32_t i = 0; i < graph->static_count; i++)
         atomic_store_explicit(&step->counter[i], graph->in_degree[i], memory_order_relaxed);
     for (uint32_t i = 0; i < step->thread_count; i++)

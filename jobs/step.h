@@ -80,10 +80,9 @@ struct ft_step {
 
     /* the running step */
     const struct ft_graph *graph;
-    struct ft_frontier frontier;
     _Atomic int32_t *counter; /* [static jobs max + reserved max] */
     struct ft_dynamic *dynamic;
-    uint32_t dynamic_count, dynamic_max;
+    uint32_t dynamic_count;
     uint32_t wave_first,
         wave_count; /* dynamic indices of the layer's device groups: written and read by the device */
     uint32_t *todo; /* [thread_count, todo_max] */

@@ -53,14 +53,7 @@ static int build(struct ft_graph *graph, struct ft_arena *arena, const struct ft
     struct ft_tiling tiling = {.tiles_max = tiles, .tile_bytes_min = 1024};
     for (uint32_t op = 0; op < FT_OP_COUNT; op++)
         tiling.lane_of_op[op] = op == FT_OP_PLE_READ ? FT_LANE_IO : (uint8_t)dense;
-    ft_arena_count(arena, "graph");
-    int status = ft_graph_build(graph, arena, m, &shape, &tiling, FT_FORMAT_BF16, err);
-    uint64_t bytes = arena->used;
-    if (status == FT_OK)
-        status = ft_arena_init(arena, "graph", bytes, err);
-    if (status == FT_OK)
-        status = ft_graph_build(graph, arena, m, &shape, &tiling, FT_FORMAT_BF16, err);
-    return status;
+    return ft_graph_create(graph, arena, m, &shape, &tiling, err);
 }
 
 TEST(every_shape_gives_a_sound_graph)

@@ -51,7 +51,6 @@ static void check_regions(const struct ft_workspace *w, const struct ft_model *m
         {w->normed, r * nh},
         {w->mixed, hc * r * (m->hc_lowrank + n)},
         {w->x, r * h},
-        {w->inject, hc * r * n},
         {w->project, r * w->project_width},
         {w->conv, r * ft_model_conv_channels(m)},
         {w->query, r * m->head_count * m->head_dim},

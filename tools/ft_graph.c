@@ -185,16 +185,7 @@ static int build_graph(struct ft_graph *graph, struct ft_arena *arena, const str
                        uint32_t rows, struct ft_error *err)
 {
     struct ft_shape shape = {.rows = rows, .sequences = 1, .logit_rows = 1, .prefill = rows > 1};
-    const struct ft_tiling *tiling = &engine->plan.tiling;
-    ft_arena_count(arena, "graph");
-    int status =
-        ft_graph_build(graph, arena, engine->model, &shape, tiling, engine->sizes.expert_format, err);
-    uint64_t bytes = arena->used;
-    if (status == FT_OK)
-        status = ft_arena_init(arena, "graph", bytes, err);
-    if (status != FT_OK)
-        return status;
-    status = ft_graph_build(graph, arena, engine->model, &shape, tiling, engine->sizes.expert_format, err);
+    int status = ft_graph_create(graph, arena, engine->model, &shape, &engine->plan.tiling, err);
     if (status == FT_OK)
         status = ft_graph_check(graph, err);
     if (status != FT_OK)

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What every .cu file builds on: launches, shared memory, conversions of 4- and 8-bit floats, warp and block sums,
+ * asynchronous copies, the bf16 matrix unit, loads and stores that the host sees in order.
+ *
+ * A kernel file is written against this page and plain CUDA C, nothing else. It is compiled twice: by nvcc for GPUs,
+ * and by g++ against tests/cuda_emulator.h (FT_CUDA_EMULATED), where a block's threads are fibers of one thread, so
+ * that every kernel is compared with its CPU reference on machines without a GPU. Hence three rules:
+ *   - launch with FT_LAUNCH, declare shared memory with FT_SHARED / FT_SHARED_DYNAMIC;
+ *   - PTX stands only here, behind a function with an emulated twin;
+ *   - __syncthreads and warp operations are reached by all threads (of the mask) of the block.
+ */
+#ifndef FT_KERNELS_CUDA_DEVICE_H
+#define FT_KERNELS_CUDA_DEVICE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifndef FT_CUDA_EMULATED
+#include <cuda_runtime.h>
+
+/* Launches and returns the launch's error (0 = cudaSuccess); `shared` bytes of dynamic shared memory. More than 48 KB
+ * of it are asked for once per kernel with FT_SHARED_LIMIT. */
+#define FT_LAUNCH(kernel, grid, block, shared, stream, ...)                                                            \
+    (kernel<<<(grid), (block), (shared), (cudaStream_t)(stream)>>>(__VA_ARGS__), (int)cudaPeekAtLastError())
+#define FT_SHARED_LIMIT(kernel, bytes)                                                                                 \
+    ((int)cudaFuncSetAttribute((kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes)))
+#define FT_SHARED(type, name, count) __shared__ type name[count]
+#define FT_SHARED_DYNAMIC(type, name)                                                                                  \
+    extern __shared__ __align__(16) unsigned char ft_shared_dynamic[];                                                 \
+    type *name = (type *)ft_shared_dynamic
+
+/* Flags between host and device: one 4-byte word a line, written behind everything it announces. */
+static __device__ __forceinline__ uint32_t ft_load_acquire_system(const uint32_t *flag)
+{
+    uint32_t value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+    return value;
+}
+static __device__ __forceinline__ void ft_store_release_system(uint32_t *flag, uint32_t value)
+{
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+/* Nanoseconds of the GPU's own clock (its tick may be 32 ns or 1 us). */
+static __device__ __forceinline__ uint64_t ft_global_timer(void)
+{
+    uint64_t ns;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+    return ns;
+}
+/* Copies 16 bytes from global to shared memory (both 16-byte aligned) behind the thread's back. sm_75 copies at once. */
+static __device__ __forceinline__ void ft_copy_async16(void *shared, const void *global)
+{
+#if __CUDA_ARCH__ >= 800
+    unsigned to = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+#else
+    *(uint4 *)shared = *(const uint4 *)global;
+#endif
+}
+static __device__ __forceinline__ void ft_copy_async_commit(void)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+/* Waits until at most `pending` committed groups are under way. */
+template <int pending> static __device__ __forceinline__ void ft_copy_async_wait(void)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+#endif
+}
+/*
+ * One warp: D[16, 8] += A[16, 16] B[16, 8], bf16 in, f32 out. Fragments as in the PTX manual (mma.m16n8k16):
+ * lane = 4 g + t: a[0] = A[g][2t, 2t+1], a[1] = A[g+8][2t..], a[2] = A[g][2t+8..], a[3] = A[g+8][2t+8..];
+ * b[0] = B[2t, 2t+1][g], b[1] = B[2t+8, 2t+9][g]; d[0,1] = D[g][2t, 2t+1], d[2,3] = D[g+8][2t, 2t+1].
+ * The lower half word holds the lower index. sm_75 has no bf16 matrix unit: multiplied from registers by shuffles.
+ */
+static __device__ __forceinline__ void ft_mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2])
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    unsigned lane = threadIdx.x & 31, t = lane & 3, g = lane >> 2;
+    for (unsigned k = 0; k < 4; k++) /* the thread of the quad that holds columns 2k, 2k+1 and 2k+8, 2k+9 */
+        for (unsigned half = 0; half < 2; half++) {
+            uint32_t top = __shfl_sync(~0u, a[half * 2], (int)(g * 4 + k));
+            uint32_t low = __shfl_sync(~0u, a[half * 2 + 1], (int)(g * 4 + k));
+            for (unsigned c = 0; c < 2; c++) { /* columns 2t and 2t+1 of B live in lanes of groups 2t, 2t+1 */
+                uint32_t w = __shfl_sync(~0u, b[half], (int)((2 * t + c) * 4 + k));
+                for (unsigned e = 0; e < 2; e++) {
+                    float v = __uint_as_float(e ? w & 0xffff0000u : w << 16);
+                    d[c] += __uint_as_float(e ? top & 0xffff0000u : top << 16) * v;
+                    d[c + 2] += __uint_as_float(e ? low & 0xffff0000u : low << 16) * v;
+                }
+            }
+        }
+#endif
+}
+#endif /* !FT_CUDA_EMULATED */
+
+/* ---- numbers ---- */
+
+static __device__ __forceinline__ float ft_bf16(uint16_t bits)
+{
+    return __uint_as_float((uint32_t)bits << 16);
+}
+/* The two halves of a word of bf16 pairs: lower index first. */
+static __device__ __forceinline__ float ft_bf16_low(uint32_t pair)
+{
+    return __uint_as_float(pair << 16);
+}
+static __device__ __forceinline__ float ft_bf16_high(uint32_t pair)
+{
+    return __uint_as_float(pair & 0xffff0000u);
+}
+/* Round to nearest even; NaN stays NaN. */
+static __device__ __forceinline__ uint32_t ft_to_bf16(float value)
+{
+    uint32_t bits = __float_as_uint(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u)
+        return (bits >> 16) | 0x40u;
+    return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+}
+static __device__ __forceinline__ uint32_t ft_to_bf16_pair(float low, float high)
+{
+    return ft_to_bf16(low) | ft_to_bf16(high) << 16;
+}
+/* e4m3 (no infinity, 0x7f is NaN), by moving its bits into an f32 and scaling the exponent: exact, subnormals too. */
+static __device__ __forceinline__ float ft_e4m3(uint32_t bits)
+{
+    float magnitude = __uint_as_float((bits & 0x7fu) << 20) * 0x1p120f;
+    if ((bits & 0x7fu) == 0x7fu)
+        magnitude = __uint_as_float(0x7fffffffu);
+    return bits & 0x80u ? -magnitude : magnitude;
+}
+/* 2^(bits - 127), 255 is NaN, 0 is the subnormal 2^-127. */
+static __device__ __forceinline__ float ft_e8m0(uint32_t bits)
+{
+    if (bits == 255)
+        return __uint_as_float(0x7fffffffu);
+    return __uint_as_float(bits ? bits << 23 : 0x00400000u);
+}
+/* e2m1: 0, .5, 1, 1.5, 2, 3, 4, 6 and a sign, by the same trick (exponent bias 1, so 2^126). */
+static __device__ __forceinline__ float ft_e2m1(uint32_t nibble)
+{
+    float magnitude = __uint_as_float((nibble & 7u) << 22) * 0x1p126f;
+    return nibble & 8u ? -magnitude : magnitude;
+}
+static __device__ __forceinline__ float ft_sigmoid_device(float x)
+{
+    return 1.0f / (1.0f + expf(-x));
+}
+static __device__ __forceinline__ float ft_silu_device(float x)
+{
+    return x / (1.0f + expf(-x));
+}
+
+/* ---- sums ---- */
+
+/* The sum over the 32 lanes, in every lane; the order is fixed. */
+static __device__ __forceinline__ float ft_warp_sum(float value)
+{
+    for (int step = 16; step > 0; step >>= 1)
+        value += __shfl_xor_sync(0xffffffffu, value, step);
+    return value;
+}
+static __device__ __forceinline__ float ft_warp_max(float value)
+{
+    for (int step = 16; step > 0; step >>= 1)
+        value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, step));
+    return value;
+}
+/* The sum over a block whose size is a multiple of 32, in every thread; `scratch` [33] in shared memory; all threads
+ * call it. */
+static __device__ __forceinline__ float ft_block_sum(float value, float *scratch)
+{
+    unsigned warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warps = blockDim.x >> 5;
+    value = ft_warp_sum(value);
+    __syncthreads();
+    if (lane == 0)
+        scratch[warp] = value;
+    __syncthreads();
+    if (warp == 0) {
+        float sum = ft_warp_sum(lane < warps ? scratch[lane] : 0.0f);
+        if (lane == 0)
+            scratch[32] = sum;
+    }
+    __syncthreads();
+    return scratch[32];
+}
+
+#endif

@@ -26,6 +26,7 @@ struct ft_active {
     uint32_t *last_used;  /* [count] */
     uint8_t *place, *reason;
     uint32_t *victim;
+    uint32_t *evicted; /* [count] fetched: what the victim held, layer * expert_count + expert, or FT_NONE */
     float *predicted_ns;
     const void **blob; /* [count] where the expert's weights are read: bank, slot or staging */
     uint32_t *group;   /* [count] active indices in the order of the device's groups */

@@ -70,10 +70,11 @@ static void load_state(struct ft_session *session, struct ft_sequence *sequence,
     sequence->computed = from ? from->token_count : 0;
     if (!bytes)
         return;
+    const struct ft_memory *place = session->kv.place;
     if (from)
-        memcpy(sequence->state, from->state, bytes);
+        place->copy(place->context, sequence->state, from->state, bytes);
     else
-        memset(sequence->state, 0, bytes);
+        place->zero(place->context, sequence->state, bytes);
 }
 
 bool ft_session_rollback(struct ft_session *session, struct ft_sequence *sequence)

@@ -42,6 +42,8 @@ struct ft_session_options {
     double link_bytes_per_s;    /* 0 = as fast as memory */
     uint64_t link_delay_ns_max; /* random delay per fetch, 0 = none */
     uint64_t seed;              /* of the random delays */
+    uint32_t gpu;               /* which GPU, as the CUDA runtime counts them */
+    enum ft_handshake handshake;
     /* Called between steps with the records of the step just done; NULL = none. */
     void (*trace)(void *context, const struct ft_trace_step *step);
     void *trace_context;
@@ -49,8 +51,8 @@ struct ft_session_options {
 };
 
 int ft_session_open(struct ft_session **out, const struct ft_session_options *options, struct ft_error *err);
-/* False: a lane is stuck, after FT_TIMEOUT of a step. It is left behind with the session's memory and may still
- * read what the session was opened with: that must not be freed any more. */
+/* False: a lane is stuck, after FT_TIMEOUT of a step. It is left behind with the session's memory and may
+ * still read what the session was opened with: that must not be freed any more. */
 bool ft_session_close(struct ft_session *session);
 /* Names of the threads that write trace rings, for the trace header; lane count of names as filled. */
 void ft_session_trace_header(const struct ft_session *session, struct ft_trace_header *header);

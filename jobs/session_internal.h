@@ -47,6 +47,8 @@ struct ft_session {
     struct ft_weights weights; /* the top; a lane left behind must not look for it on a stack that is gone */
     struct ft_kernels kernels;
     struct ft_arena arena;
+    struct ft_arena pinned, device; /* with a GPU; owned by `cuda` */
+    struct ft_lane_cuda *cuda;      /* NULL without a GPU */
     struct ft_step step;
     struct ft_kv kv;
     struct ft_snapshots snapshots;

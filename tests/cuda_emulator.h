@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <sched.h>
 #include <time.h>
 #include <utility>
 
@@ -211,7 +212,14 @@ static inline void __nanosleep(unsigned ns) { struct timespec t = {0, (long)ns};
 [[noreturn]] static inline void __trap() { fprintf(stderr, "cuda emulator: __trap\n"); abort(); }
 
 // ---- device.h's own functions ----
-static inline uint32_t ft_load_acquire_system(const uint32_t *flag) { return __atomic_load_n(flag, __ATOMIC_ACQUIRE); }
+// A kernel that polls must let the thread that will raise the flag run, also on one core.
+static inline uint32_t ft_load_acquire_system(const uint32_t *flag)
+{
+    static thread_local unsigned polls;
+    if (++polls % 64 == 0)
+        sched_yield();
+    return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
+}
 static inline void ft_store_release_system(uint32_t *flag, uint32_t value) { __atomic_store_n(flag, value, __ATOMIC_RELEASE); }
 static inline uint64_t ft_global_timer(void)
 {

@@ -123,7 +123,7 @@ static int decode(struct ft_session *session, const struct options *options, str
     struct ft_request request = {
         .prompt = prompt,
         .prompt_count = FT_COUNT_OF(prompt),
-        .max_tokens = options->steps + WARM_STEPS,
+        .max_tokens = options->steps + WARM_STEPS + 1, /* the first comes with the prompt */
         .sampling = {.temperature = 1, .top_p = 1, .repetition_penalty = 1, .seed = 5}};
     int status = events ? ft_session_submit(session, &request, &sequence, err)
                         : ft_error_set(err, FT_MEMORY, "no memory for events");

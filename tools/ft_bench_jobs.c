@@ -2,6 +2,7 @@
 #include "jobs/bench_jobs.h"
 #include "tools/command.h"
 #include "tools/ft_bench.h"
+#include "tools/interrupt.h"
 #include "tools/json_out.h"
 
 #include <stddef.h>
@@ -90,6 +91,7 @@ int ft_command_bench_jobs(int argc, char **argv)
     int exit_code;
     if (!ft_command_parse(&set, argc, argv, &rest, &exit_code))
         return exit_code;
+    ft_interrupt_end();
     if (measure(&options, &result, &err) != FT_OK)
         return ft_command_fail(&err);
     (options.json ? print_json : print_text)(&options, &result);

@@ -60,7 +60,7 @@ const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
     {"link-gbs", "X", "host device: bandwidth of the link, GB/s", "as fast as memory", FT_OPTION_F64,
      FIELD(link_gbs), 0, 1e6},
     {"link-delay-us", "X", "host device: random delay per fetch, at most", "0", FT_OPTION_F64,
-     FIELD(link_delay_us), 0, 1e9},
+     FIELD(link_delay_us), 0, 1e6},
     {"isa", "NAME", "kernels: ref, avx2, avx512 (also $FT_ISA)", "the best of this core", FT_OPTION_STRING,
      FIELD(isa), 0, 0},
     {"no-pin", NULL, "do not pin workers to cores", NULL, FT_OPTION_CLEAR, FIELD(pin), 0, 0},
@@ -169,6 +169,22 @@ static void resolve_options(const struct ft_open_options *options, struct ft_pla
     plan->ple_in_ram = options->ple_backend == FT_ROWS_RAM;
 }
 
+/* What contradicts itself is said, not silently resolved. */
+static int check_slots(const struct ft_open_options *options, const struct ft_plan *plan,
+                       struct ft_error *err)
+{
+    bool size = options->plan.slot_count > 0, rate = options->plan.slot_rate >= 0;
+    if (size && rate)
+        return ft_error_set(err, FT_USAGE,
+                            "--moe-cache-size and --moe-cache-rate say the same thing: give one of them");
+    if ((size || rate) && plan->device == FT_DEVICE_NONE)
+        return ft_error_set(err, FT_USAGE,
+                            "--moe-cache-%s: there is no device that could have slots; give --device host or "
+                            "--strategy offload or hybrid",
+                            size ? "size" : "rate");
+    return FT_OK;
+}
+
 static int make_plan(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
 {
     struct ft_plan_options wishes;
@@ -176,7 +192,8 @@ static int make_plan(struct ft_engine *engine, const struct ft_open_options *opt
     ft_machine_probe(&engine->machine, &engine->topology, NULL);
     if (options->link_gbs > 0)
         engine->machine.link_bytes_per_s = options->link_gbs * 1e9;
-    return ft_plan_make(engine->model, &engine->sizes, &engine->machine, &wishes, &engine->plan, err);
+    int status = ft_plan_make(engine->model, &engine->sizes, &engine->machine, &wishes, &engine->plan, err);
+    return status == FT_OK ? check_slots(options, &engine->plan, err) : status;
 }
 
 int ft_engine_plan(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
@@ -276,7 +293,7 @@ static int open_session(struct ft_engine *engine, const struct ft_open_options *
         free(header);
     }
     const char *note = ft_session_note(engine->session);
-    if (note[0] && !options->quiet)
+    if (note[0] && strcmp(note, engine->load.note) && !options->quiet) /* the load has said it already */
         fprintf(stderr, "ft: note: %s\n", note);
     ft_interrupt_watch(engine->session);
     return FT_OK;

@@ -208,6 +208,8 @@ bad_input() {
     refuse 2 'give one of them' "$ft" run --quiet --model "$tiny" --strategy offload --moe-cache-size 40 --moe-cache-rate 0.5 hi
     refuse 2 'no device' "$ft" run --quiet --model "$tiny" --strategy cpu --moe-cache-size 40 hi
     refuse 2 'no device' "$ft" plan --model "$tiny" --strategy cpu --moe-cache-rate 0.5
+    refuse 2 'no device' "$ft" plan --model "$tiny" --vram 12G
+    expect 0 'fits' "$ft" plan --model "$tiny" --strategy hybrid --vram 12G --ram 32G
     refuse 1 '--max-tokens' "$ft" run --quiet --model "$tiny" --max-tokens 4000000000 hi
     refuse 1 '--kv-tokens' "$ft" run --quiet --model "$tiny" --kv-tokens 64 --sequences 1 --max-tokens 100 "In the beginning"
     refuse 2 '--chat' "$ft" run --quiet --model "$tiny" --system x hi

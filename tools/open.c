@@ -170,13 +170,17 @@ static void resolve_options(const struct ft_open_options *options, struct ft_pla
 }
 
 /* What contradicts itself is said, not silently resolved. */
-static int check_slots(const struct ft_open_options *options, const struct ft_plan *plan,
-                       struct ft_error *err)
+static int check_contradictions(const struct ft_open_options *options, const struct ft_plan *plan,
+                                struct ft_error *err)
 {
     bool size = options->plan.slot_count > 0, rate = options->plan.slot_rate >= 0;
     if (size && rate)
         return ft_error_set(err, FT_USAGE,
                             "--moe-cache-size and --moe-cache-rate say the same thing: give one of them");
+    if (options->plan.device_bytes && plan->device == FT_DEVICE_NONE)
+        return ft_error_set(err, FT_USAGE,
+                            "--vram: there is no device whose memory could be limited; give --device host or "
+                            "--strategy offload or hybrid");
     if ((size || rate) && plan->device == FT_DEVICE_NONE)
         return ft_error_set(err, FT_USAGE,
                             "--moe-cache-%s: there is no device that could have slots; give --device host or "
@@ -193,7 +197,7 @@ static int make_plan(struct ft_engine *engine, const struct ft_open_options *opt
     if (options->link_gbs > 0)
         engine->machine.link_bytes_per_s = options->link_gbs * 1e9;
     int status = ft_plan_make(engine->model, &engine->sizes, &engine->machine, &wishes, &engine->plan, err);
-    return status == FT_OK ? check_slots(options, &engine->plan, err) : status;
+    return status == FT_OK ? check_contradictions(options, &engine->plan, err) : status;
 }
 
 int ft_engine_plan(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)

@@ -103,6 +103,8 @@ traces() {
     cp out first
     expect 0 '' "$ft" run "${options[@]}" --replay trace "In the beginning"
     same replay "$(cat first)" "$(cat out)"
+    expect 0 'replay  every choice as recorded' "$ft" run "${options[@]:1}" --replay trace "In the beginning"
+    expect 0 ' choices were not as recorded' "$ft" run "${options[@]:1}" --replay trace "Genesis 1"
     refuse 1 'not a trace file' "$ft" run "${options[@]}" --replay first hi
     refuse 1 'No such file' "$ft" run "${options[@]}" --trace "$work/no/such" hi
     if [ -w /dev/full ]; then

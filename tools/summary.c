@@ -125,9 +125,16 @@ static void print_experts(const struct ft_session_stats *stats, FILE *out)
             (unsigned long long)stats->cpu_experts);
 }
 
-static void print_extras(const struct ft_session_stats *stats, FILE *out)
+static void print_extras(const struct ft_session_stats *stats, const struct ft_policy *policy, FILE *out)
 {
     char text[32];
+    if (policy->departures && stats->departures)
+        fprintf(out,
+                "replay  %llu choices were not as recorded: this is another run (other prompt, model, "
+                "strategy or sizes)\n",
+                (unsigned long long)stats->departures);
+    else if (policy->departures)
+        fprintf(out, "replay  every choice as recorded\n");
     if (stats->ple.rows_wanted)
         fprintf(out, "ple     %llu rows wanted, %llu distinct, %llu reads, %s\n",
                 (unsigned long long)stats->ple.rows_wanted, (unsigned long long)stats->ple.rows_distinct,
@@ -149,7 +156,7 @@ void ft_summary_print(const struct ft_summary *summary, const struct ft_engine *
     print_classes(&stats, all, out);
     print_waits(&stats, all, out);
     print_experts(&stats, out);
-    print_extras(&stats, out);
+    print_extras(&stats, engine->policy, out);
 }
 
 /* ---- JSON ---- */
@@ -188,6 +195,7 @@ static void write_counts(const struct ft_session_stats *stats, struct ft_json *j
     ft_json_u64(json, "fetch_bytes", stats->fetch_bytes);
     ft_json_u64(json, "cpu_experts", stats->cpu_experts);
     ft_json_u64(json, "policy_repairs", stats->policy_repairs);
+    ft_json_u64(json, "replay_departures", stats->departures);
     ft_json_u64(json, "jobs", stats->jobs);
     ft_json_u64(json, "stolen", stats->stolen);
     ft_json_u64(json, "trace_dropped", stats->trace_dropped);

@@ -174,6 +174,8 @@ tokenizers() {
 benches() {
     expect 0 'ns_per_steal' "$ft" bench jobs --json --rounds 1 --steps 5
     is_json out "bench jobs"
+    expect 0 '"records_share"' "$ft" bench jobs --json --rounds 1 --steps 5 --layers 3 --trace-share --trace-steps 4
+    is_json out "bench jobs with the trace's share"
     expect 0 'ceiling_gbs' "$ft" bench kernels --json --rounds 1 --bank 4M --hidden 256 --width 128
     is_json out "bench kernels"
     expect 0 '"gbs"' "$ft" bench load --json --rounds 1 --model "$tiny"

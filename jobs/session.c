@@ -419,6 +419,8 @@ void ft_session_stats(const struct ft_session *session, struct ft_session_stats 
     *stats = session->stats;
     stats->snapshots_taken = session->snapshots.taken;
     stats->snapshots_used = session->snapshots.used;
+    if (session->options.policy->departures)
+        stats->departures = session->options.policy->departures(session->step.policy_state);
     for (uint32_t i = 0; i < session->step.workers; i++) {
         struct ft_lane_cpu_counters counters;
         ft_lane_cpu_read_counters(session->step.cpu, i, &counters);

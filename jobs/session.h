@@ -49,8 +49,8 @@ struct ft_session_options {
 };
 
 int ft_session_open(struct ft_session **out, const struct ft_session_options *options, struct ft_error *err);
-/* False: a lane is stuck, after FT_TIMEOUT of a step. It is left behind with the session's memory and may still
- * read what the session was opened with: that must not be freed any more. */
+/* False: a lane is stuck, after FT_TIMEOUT of a step. It is left behind with the session's memory and may
+ * still read what the session was opened with: that must not be freed any more. */
 bool ft_session_close(struct ft_session *session);
 /* Names of the threads that write trace rings, for the trace header; lane count of names as filled. */
 void ft_session_trace_header(const struct ft_session *session, struct ft_trace_header *header);
@@ -126,12 +126,16 @@ void ft_session_sequence_info(const struct ft_session *session, uint32_t sequenc
 
 /* Totals since open. Lane time by class: sum over threads, so workers in parallel add up. */
 struct ft_session_stats {
-    uint64_t steps, prefill_steps, prefill_rows, decode_rows;
+    uint64_t steps, prefill_steps;
+    /* A decode row is its sequence's only row of the step. mixed_rows of them rode in steps with prefill
+     * rows: the speed of pure decoding is (decode_rows - mixed_rows) / decode_ns. */
+    uint64_t prefill_rows, decode_rows, mixed_rows;
     double prefill_ns, decode_ns; /* wall clock of steps with and without prefill rows */
     double class_ns[FT_CLASS_COUNT];
     double expert_ns[FT_LANE_COUNT];              /* experts by lane */
     double wait_ns[FT_LANE_COUNT][FT_WAIT_COUNT]; /* who waited (lane), for what */
     uint64_t hits, misses, fetches, fetch_bytes, cpu_experts, policy_repairs;
+    uint64_t departures; /* choices of a replayed trace that could not be repeated; 0 = the recorded run so far */
     uint64_t jobs, stolen, trace_dropped;
     uint64_t snapshots_taken, snapshots_used, failed_steps;
     struct ft_row_stats ple;

@@ -105,6 +105,8 @@ traces() {
     cp out first
     expect 0 '' "$ft" run "${options[@]}" --replay trace "In the beginning"
     same replay "$(cat first)" "$(cat out)"
+    expect 0 'replay  every choice as recorded' "$ft" run "${options[@]:1}" --replay trace "In the beginning"
+    expect 0 ' choices were not as recorded' "$ft" run "${options[@]:1}" --replay trace "Genesis 1"
     refuse 1 'not a trace file' "$ft" run "${options[@]}" --replay first hi
     refuse 1 'No such file' "$ft" run "${options[@]}" --trace "$work/no/such" hi
     refuse 1 'File too large' bash -c 'ulimit -f 1 && exec "$@"' bash "$ft" run "${options[@]}" --trace small hi
@@ -177,6 +179,8 @@ tokenizers() {
 benches() {
     expect 0 'ns_per_steal' "$ft" bench jobs --json --rounds 1 --steps 5
     is_json out "bench jobs"
+    expect 0 '"records_share"' "$ft" bench jobs --json --rounds 1 --steps 5 --layers 3 --trace-share --trace-steps 4
+    is_json out "bench jobs with the trace's share"
     expect 0 'ceiling_gbs' "$ft" bench kernels --json --rounds 1 --bank 4M --hidden 256 --width 128
     is_json out "bench kernels"
     expect 0 '"gbs"' "$ft" bench load --json --rounds 1 --model "$tiny"

@@ -301,6 +301,7 @@ TEST(replay_repeats_and_counts_departures)
     s.in.step = 51; /* not in the trace at all */
     decide(&ft_policy_replay, &s, &a);
     CHECK_EQ(ft_replay_departures(memory), 5);
+    CHECK_EQ(ft_policy_replay.departures(memory), 5);
     ft_replay_append(&replay, &step);
     CHECK_FAILS(ft_replay_sort(&replay, &err), FT_FORMAT, "two choices for expert 0", &err);
     struct ft_policy_params params = {0};

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "planner/evict_lru.h"
+#include "planner/policies.h"
 #include "planner/routing.h"
 
 /* Distinct experts of one (step, layer), ascending, into active [FT_EXPERTS_MAX]; returns how many. */
@@ -54,9 +54,10 @@ static int check(const struct ft_routing *routing, uint32_t expert_count, const 
 
 struct lru {
     uint32_t *layer, *expert, *last_used; /* [slot_count] */
-    uint8_t *busy;                        /* [slot_count] 0: nothing is leased between layers */
+    uint8_t *busy;                        /* [slot_count] leased by the layer at hand */
     uint32_t *map;                        /* [layer_count, expert_count] slot or FT_NONE */
-    uint64_t *keys;                       /* [expert_count] */
+    uint32_t *used_step;                  /* [layer_count, expert_count] step of the last use, 0 = never */
+    void *policy_state;
     uint32_t slot_count, expert_count;
 };
 
@@ -67,26 +68,33 @@ static void lru_free(struct lru *lru)
     free(lru->last_used);
     free(lru->busy);
     free(lru->map);
-    free(lru->keys);
+    free(lru->used_step);
+    free(lru->policy_state);
 }
 
-static bool lru_alloc(struct lru *lru, uint32_t layer_count, uint32_t expert_count, uint32_t slot_count)
+static int lru_init(struct lru *lru, uint32_t layer_count, uint32_t expert_count, uint32_t slot_count,
+                    struct ft_error *err)
 {
     uint64_t experts = (uint64_t)layer_count * expert_count, slots = slot_count + 1ull;
+    const struct ft_policy_params params = {.slot_count = slot_count, .fetch_share = 1};
+    uint64_t state_bytes = ft_round_up(ft_policy_offload.state_bytes(&params), 64);
     *lru = (struct lru){.layer = malloc(slots * sizeof(uint32_t)),
                         .expert = malloc(slots * sizeof(uint32_t)),
                         .last_used = calloc(slots, sizeof(uint32_t)),
                         .busy = calloc(slots, 1),
                         .map = malloc(experts * sizeof(uint32_t)),
-                        .keys = malloc(expert_count * sizeof(uint64_t)),
+                        .used_step = calloc(experts, sizeof(uint32_t)),
+                        .policy_state = aligned_alloc(64, state_bytes),
                         .slot_count = slot_count,
                         .expert_count = expert_count};
-    if (!lru->layer || !lru->expert || !lru->last_used || !lru->busy || !lru->map || !lru->keys)
-        return false;
+    if (!lru->layer || !lru->expert || !lru->last_used || !lru->busy || !lru->map || !lru->used_step ||
+        !lru->policy_state)
+        return ft_error_set(err, FT_MEMORY, "no memory to replay %u slots", slot_count);
     memset(lru->layer, 0xff, slots * sizeof(uint32_t));
     memset(lru->expert, 0xff, slots * sizeof(uint32_t));
     memset(lru->map, 0xff, experts * sizeof(uint32_t));
-    return true;
+    memset(lru->policy_state, 0, state_bytes);
+    return ft_policy_offload.init(lru->policy_state, &params, err);
 }
 
 static void lru_take(struct lru *lru, uint32_t slot, uint32_t layer, uint32_t expert, uint32_t step)
@@ -99,32 +107,48 @@ static void lru_take(struct lru *lru, uint32_t slot, uint32_t layer, uint32_t ex
     lru->map[(uint64_t)layer * lru->expert_count + expert] = slot;
 }
 
-/* One layer as the engine and `offload` do it: resident experts are touched, then every miss takes the slot
- * that evict_lru names, the same one again when there are too few (waves). Returns the misses. */
+/* One layer as the step runner does it (jobs/expand.c), with the policy that the engine runs. Returns the
+ * misses. */
 static uint32_t lru_layer(struct lru *lru, uint32_t layer, const uint32_t *active, uint32_t count,
                           uint32_t step)
 {
-    uint32_t missing[FT_EXPERTS_MAX], misses = 0;
+    uint32_t slot[FT_EXPERTS_MAX], last_used[FT_EXPERTS_MAX], rows[FT_EXPERTS_MAX], victim[FT_EXPERTS_MAX];
+    uint8_t place[FT_EXPERTS_MAX], reason[FT_EXPERTS_MAX];
+    float predicted[FT_EXPERTS_MAX];
+    uint32_t misses = 0;
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t slot = lru->map[(uint64_t)layer * lru->expert_count + active[i]];
-        if (slot == FT_NONE)
-            missing[misses++] = active[i];
-        else
-            lru->last_used[slot] = step;
+        uint64_t expert = (uint64_t)layer * lru->expert_count + active[i];
+        slot[i] = lru->map[expert];
+        last_used[i] = lru->used_step[expert];
+        rows[i] = 1;
+        lru->used_step[expert] = step;
+        misses += slot[i] == FT_NONE;
+        if (slot[i] != FT_NONE) {
+            lru->last_used[slot[i]] = step;
+            lru->busy[slot[i]] = 1;
+        }
     }
-    struct ft_layer_in in = {.step = step,
-                             .layer = layer,
-                             .active_count = count,
-                             .expert = active,
-                             .slots = {.count = lru->slot_count,
-                                       .layer = lru->layer,
-                                       .expert = lru->expert,
-                                       .last_used = lru->last_used,
-                                       .busy = lru->busy}};
-    struct ft_pick pick = {.keys = lru->keys};
-    uint32_t found = misses ? ft_evict_lru_find(&in, misses, &pick) : 0;
-    for (uint32_t i = 0; found && i < misses; i++)
-        lru_take(lru, ft_evict_lru_victim(&pick, i % found), layer, missing[i], step);
+    const struct ft_layer_in in = {.step = step,
+                                   .layer = layer,
+                                   .active_count = count,
+                                   .expert = active,
+                                   .rows = rows,
+                                   .slot = slot,
+                                   .last_used = last_used,
+                                   .has_device = true,
+                                   .slots = {.count = lru->slot_count,
+                                             .layer = lru->layer,
+                                             .expert = lru->expert,
+                                             .last_used = lru->last_used,
+                                             .busy = lru->busy}};
+    struct ft_layer_out out = {.place = place, .reason = reason, .victim = victim, .predicted_ns = predicted};
+    ft_policy_offload.decide_layer(lru->policy_state, &in, &out);
+    for (uint32_t i = 0; i < count; i++) {
+        if (slot[i] != FT_NONE)
+            lru->busy[slot[i]] = 0;
+        if (place[i] == FT_PLACE_FETCH)
+            lru_take(lru, victim[i], layer, active[i], step);
+    }
     return misses;
 }
 
@@ -136,8 +160,8 @@ int ft_routing_lru(const struct ft_routing *routing, uint32_t expert_count, uint
     uint32_t active[FT_EXPERTS_MAX];
     *count = (struct ft_routing_count){0};
     int status = check(routing, expert_count, warm, slot_count, err);
-    if (status == FT_OK && !lru_alloc(&lru, routing->layer_count, expert_count, slot_count))
-        status = ft_error_set(err, FT_MEMORY, "no memory to replay %u slots", slot_count);
+    if (status == FT_OK)
+        status = lru_init(&lru, routing->layer_count, expert_count, slot_count, err);
     for (uint32_t i = 0; status == FT_OK && warm && i < warm->count; i++)
         lru_take(&lru, i, warm->layer[i], warm->expert[i], 0);
     for (uint32_t step = 0; status == FT_OK && step < first + steps; step++)

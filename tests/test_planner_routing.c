@@ -151,35 +151,43 @@ TEST(lru_misses_are_those_of_a_list)
         }
 }
 
-/* Layers and rows with ties: the oldest step goes first, then the lower slot; what the layer uses stays. One
- * miss at a time, so that nothing is shared with the replay. Enough slots that no wave is needed. */
+/* Layers and rows with ties, one miss at a time: misses come in the order of their last use, the latest
+ * first; each takes the slot of the oldest step, the lower one first; what the layer uses stays. Enough slots
+ * that none is taken twice in a layer. */
 static uint64_t slow_lru(const struct ft_routing *routing, uint32_t slots)
 {
-    uint32_t id[64], age[64] = {0}; /* age: step of last use + 1, 0 = free */
+    uint32_t id[64], age[64] = {0}, seen[4][16] = {{0}}; /* step + 1 of the last use, 0 = never or free */
     uint64_t misses = 0;
     for (uint32_t group = 0; group < routing->step_count * routing->layer_count; group++) {
         uint32_t layer = group % routing->layer_count, step = group / routing->layer_count;
-        bool used[100] = {false}, found[100] = {false}, taken[64] = {false};
-        for (uint32_t row = 0; row < routing->row_count; row++)
-            for (uint32_t j = 0; j < routing->topk; j++)
-                used[ft_routing_row(routing, step, layer, row)[j]] = true;
+        bool missing[16] = {false}, used[16] = {false}, taken[64] = {false};
+        for (uint32_t i = 0; i < routing->row_count * routing->topk; i++)
+            used[ft_routing_row(routing, step, layer, i / routing->topk)[i % routing->topk]] = true;
+        memcpy(missing, used, sizeof used);
         for (uint32_t s = 0; s < slots; s++)
             if (age[s] && id[s] / 100 == layer && used[id[s] % 100]) {
-                found[id[s] % 100] = taken[s] = true;
+                missing[id[s] % 100] = false;
+                taken[s] = true;
                 age[s] = step + 1;
             }
-        for (uint32_t e = 0; e < 100; e++) {
-            uint32_t oldest = FT_NONE;
-            if (!used[e] || found[e])
-                continue;
-            misses++;
+        for (;;) {
+            uint32_t latest = FT_NONE, oldest = FT_NONE;
+            for (uint32_t e = 0; e < 16; e++)
+                if (missing[e] && (latest == FT_NONE || seen[layer][e] > seen[layer][latest]))
+                    latest = e;
+            if (latest == FT_NONE)
+                break;
             for (uint32_t s = 0; s < slots; s++)
                 if (!taken[s] && (oldest == FT_NONE || age[s] < age[oldest]))
                     oldest = s;
+            misses++;
+            missing[latest] = false;
             taken[oldest] = true;
-            id[oldest] = layer * 100 + e;
+            id[oldest] = layer * 100 + latest;
             age[oldest] = step + 1;
         }
+        for (uint32_t e = 0; e < 16; e++)
+            seen[layer][e] = used[e] ? step + 1 : seen[layer][e];
     }
     return misses;
 }

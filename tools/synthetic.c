@@ -62,10 +62,15 @@ struct maker {
 
 /* ---- patterns of weights ---- */
 
-/* 2^e nearest to 1 / (rms sqrt(in)): what a value of that root mean square must be scaled with. */
+/* log2 of 1 / (rms sqrt(in)): what values of that root mean square must be scaled with. */
+static double log2_scale(double rms, uint32_t in)
+{
+    return -log2(rms * sqrt((double)in));
+}
+
 static int scale_exponent(double rms, uint32_t in)
 {
-    return (int)lrint(-log2(rms * sqrt((double)in)));
+    return (int)lrint(log2_scale(rms, in));
 }
 
 static struct pattern repeat16(uint32_t keep, uint32_t set)
@@ -107,8 +112,9 @@ static struct pattern scale_pattern(enum ft_format format, uint32_t in)
         return repeat8(0x07, 0x38); /* e4m3 in [1, 1.875], rms 1.45 */
     if (format == FT_FORMAT_FP8_BLOCK)
         return repeat32(0x007fffff, (uint32_t)(127 + scale_exponent(0.79 * RMS_MANTISSA, in)) << 23);
-    /* e8m0: 2^e or 2^(e + 1), rms 1.58 */
-    return repeat8(0x01, (uint32_t)(127 + scale_exponent(1.58 * RMS_E2M1, in)) & 0xfe);
+    /* e8m0: 2^e or 2^(e + 1), rms 1.58; e + 127 is even, so that the lowest bit can be random */
+    int even = 2 * (int)lrint((127 + log2_scale(1.58 * RMS_E2M1, in)) / 2);
+    return repeat8(0x01, (uint32_t)even);
 }
 
 static float global_of(uint32_t in)

@@ -81,6 +81,7 @@ bool ft_session_fill_batch(struct ft_session *session)
     struct ft_batch *batch = &session->batch;
     batch->rows = batch->sequence_count = batch->logit_rows = 0;
     batch->prefill = false;
+    batch->decode_step = (uint32_t)(session->stats.steps - session->stats.prefill_steps);
     /* Decode rows first: a running sequence never waits for somebody else's prompt. */
     for (int decode = 1; decode >= 0; decode--) {
         uint64_t after = 0;

@@ -189,15 +189,39 @@ static int check_contradictions(const struct ft_open_options *options, const str
     return FT_OK;
 }
 
-static int make_plan(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
+/* machine: NULL = this one, as it is now. */
+static int make_plan(struct ft_engine *engine, const struct ft_open_options *options,
+                     const struct ft_machine *machine, struct ft_error *err)
 {
     struct ft_plan_options wishes;
     resolve_options(options, &wishes);
-    ft_machine_probe(&engine->machine, &engine->topology, NULL);
+    if (machine)
+        engine->machine = *machine;
+    else
+        ft_machine_probe(&engine->machine, &engine->topology, NULL);
     if (options->link_gbs > 0)
         engine->machine.link_bytes_per_s = options->link_gbs * 1e9;
     int status = ft_plan_make(engine->model, &engine->sizes, &engine->machine, &wishes, &engine->plan, err);
     return status == FT_OK ? check_contradictions(options, &engine->plan, err) : status;
+}
+
+/* Topology and plan of a model that is known; closes the engine on failure. */
+static int plan_model(struct ft_engine *engine, const struct ft_open_options *options,
+                      const struct ft_machine *machine, struct ft_error *err)
+{
+    int status = ft_topology_open(&engine->topology, NULL, err);
+    engine->has_topology = status == FT_OK;
+    if (status == FT_OK)
+        status = make_plan(engine, options, machine, err);
+    return status;
+}
+
+static int close_failed(struct ft_engine *engine, int status)
+{
+    struct ft_error ignored;
+    if (status != FT_OK)
+        ft_engine_close(engine, &ignored);
+    return status;
 }
 
 int ft_engine_plan(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
@@ -210,17 +234,21 @@ int ft_engine_plan(struct ft_engine *engine, const struct ft_open_options *optio
         engine->model = ft_checkpoint_model(engine->checkpoint);
         status = ft_load_sizes(engine->checkpoint, &engine->sizes, err);
     }
-    if (status == FT_OK) {
-        status = ft_topology_open(&engine->topology, NULL, err);
-        engine->has_topology = status == FT_OK;
-    }
     if (status == FT_OK)
-        status = make_plan(engine, options, err);
-    if (status != FT_OK) {
-        struct ft_error ignored;
-        ft_engine_close(engine, &ignored);
-    }
-    return status;
+        status = plan_model(engine, options, NULL, err);
+    return close_failed(engine, status);
+}
+
+int ft_engine_plan_parts(struct ft_engine *engine, const struct ft_open_options *options,
+                         const struct ft_engine_parts *parts, struct ft_error *err)
+{
+    memset(engine, 0, sizeof *engine);
+    engine->model = parts->model;
+    engine->sizes = *parts->sizes;
+    engine->weights = parts->weights;
+    engine->tables = parts->tables;
+    engine->routing = parts->routing;
+    return close_failed(engine, plan_model(engine, options, parts->machine, err));
 }
 
 /* ---- the load ---- */
@@ -246,6 +274,7 @@ static int load_weights(struct ft_engine *engine, const struct ft_open_options *
     if (shown >= 0)
         fputs("\r\033[K", stderr);
     engine->is_loaded = status == FT_OK;
+    engine->weights = &engine->loaded.weights;
     if (engine->is_loaded && engine->load.note[0] && !options->quiet)
         fprintf(stderr, "ft: note: %s\n", engine->load.note);
     return status;
@@ -263,7 +292,7 @@ static int open_session(struct ft_engine *engine, const struct ft_open_options *
 {
     struct ft_session_options session = {
         .model = engine->model,
-        .weights = &engine->loaded.weights,
+        .weights = engine->weights,
         .ple = engine->tables,
         .plan = &engine->plan,
         .policy = engine->policy,
@@ -274,6 +303,7 @@ static int open_session(struct ft_engine *engine, const struct ft_open_options *
         .link_bytes_per_s = options->link_gbs * 1e9,
         .link_delay_ns_max = (uint64_t)(options->link_delay_us * 1e3),
         .seed = 1,
+        .routing = engine->routing,
         .policy_params = {.model = engine->model,
                           .machine = &engine->machine,
                           .fetch_share = engine->plan.fetch_share,
@@ -318,9 +348,11 @@ static int open_rest(struct ft_engine *engine, const struct ft_open_options *opt
     }
     if (status == FT_OK && options->trace)
         status = ft_trace_file_open(&engine->trace, options->trace, err);
-    if (status == FT_OK && engine->model->ple_count)
+    if (status == FT_OK && engine->checkpoint && engine->model->ple_count) {
         status = ft_row_tables_open(&engine->tables, engine->checkpoint, err);
-    if (status == FT_OK)
+        engine->owns_tables = status == FT_OK;
+    }
+    if (status == FT_OK && engine->checkpoint)
         status = load_weights(engine, options, err);
     if (status == FT_OK)
         status = open_session(engine, options, err);
@@ -332,12 +364,14 @@ int ft_engine_open(struct ft_engine *engine, const struct ft_open_options *optio
     int status = ft_engine_plan(engine, options, err);
     if (status != FT_OK)
         return status;
-    status = open_rest(engine, options, err);
-    if (status != FT_OK) {
-        struct ft_error ignored;
-        ft_engine_close(engine, &ignored);
-    }
-    return status;
+    return close_failed(engine, open_rest(engine, options, err));
+}
+
+int ft_engine_open_parts(struct ft_engine *engine, const struct ft_open_options *options,
+                         const struct ft_engine_parts *parts, struct ft_error *err)
+{
+    int status = ft_engine_plan_parts(engine, options, parts, err);
+    return status == FT_OK ? close_failed(engine, open_rest(engine, options, err)) : status;
 }
 
 int ft_engine_close(struct ft_engine *engine, struct ft_error *err)
@@ -352,7 +386,7 @@ int ft_engine_close(struct ft_engine *engine, struct ft_error *err)
     }
     if (engine->is_loaded)
         ft_loaded_fini(&engine->loaded);
-    if (engine->tables)
+    if (engine->owns_tables)
         ft_row_tables_close(engine->tables);
     ft_replay_file_fini(&engine->replay);
     if (engine->has_topology)

@@ -8,6 +8,7 @@
 #define FT_JOBS_EXECUTE_H
 
 #include "graph/graph.h"
+#include "graph/routing.h"
 #include "graph/weights.h"
 #include "graph/workspace.h"
 #include "jobs/batch.h"
@@ -36,6 +37,7 @@ struct ft_execute {
     const struct ft_model *model;
     const struct ft_weights *weights;
     const struct ft_kernels *kernels;
+    const struct ft_routing *routing; /* replaces the router's choice in decode steps; NULL = none */
     struct ft_state_layout state;
     struct ft_kv_layout kv;
     struct ft_workspace space;

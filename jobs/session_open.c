@@ -258,6 +258,7 @@ static void init_execute(struct ft_session *session)
     x->model = o->model;
     x->weights = o->weights;
     x->kernels = &session->kernels;
+    x->routing = o->routing;
     ft_state_layout_init(&x->state, o->model);
     ft_kv_layout_init(&x->kv, o->model);
     if (session->plan.device == FT_DEVICE_CUDA)
@@ -350,6 +351,32 @@ static int open_lanes(struct ft_session *session, struct ft_error *err)
     return FT_OK;
 }
 
+static int check_routing(const struct ft_routing *routing, const struct ft_model *model, struct ft_error *err)
+{
+    if (routing->layer_count != model->layer_count || routing->topk != model->topk || !routing->step_count ||
+        !routing->row_count)
+        return ft_error_set(
+            err, FT_USAGE,
+            "the given routing has %u steps, %u layers, %u rows and %u experts a row; the model "
+            "has %u layers and %u experts a row",
+            routing->step_count, routing->layer_count, routing->row_count, routing->topk, model->layer_count,
+            model->topk);
+    uint64_t rows = (uint64_t)routing->step_count * routing->layer_count * routing->row_count;
+    for (uint64_t r = 0; r < rows; r++) {
+        const uint16_t *ids = routing->ids + r * routing->topk;
+        for (uint32_t j = 0; j < routing->topk; j++) {
+            bool repeated = false;
+            for (uint32_t i = 0; i < j; i++)
+                repeated |= ids[i] == ids[j];
+            if (repeated || ids[j] >= model->expert_count)
+                return ft_error_set(
+                    err, FT_USAGE, "row %llu of the given routing has expert %u %s; the model has %u",
+                    (unsigned long long)r, ids[j], repeated ? "twice" : "too", model->expert_count);
+        }
+    }
+    return FT_OK;
+}
+
 static int check_options(const struct ft_session_options *o, struct ft_error *err)
 {
     if (o->model->ple_count && !o->ple)
@@ -357,7 +384,8 @@ static int check_options(const struct ft_session_options *o, struct ft_error *er
     if (o->policy->abi != FT_POLICY_ABI)
         return ft_error_set(err, FT_USAGE, "policy %s has ABI %u, this engine wants %u", o->policy->name,
                             o->policy->abi, FT_POLICY_ABI);
-    return ft_plan_check(o->plan, o->model, err);
+    int status = o->routing ? check_routing(o->routing, o->model, err) : FT_OK;
+    return status == FT_OK ? ft_plan_check(o->plan, o->model, err) : status;
 }
 
 /* One arena for all pools, or three with a GPU: counted, then filled. */

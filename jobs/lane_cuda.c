@@ -148,6 +148,11 @@ const struct ft_memory *ft_lane_cuda_memory(const struct ft_lane_cuda *lane)
     return &lane->memory;
 }
 
+void ft_lane_cuda_map_changed(struct ft_lane_cuda *lane)
+{
+    lane->map_dirty = true;
+}
+
 const char *ft_lane_cuda_note(const struct ft_lane_cuda *lane)
 {
     return lane->note;

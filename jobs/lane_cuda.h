@@ -62,6 +62,8 @@ int ft_lane_cuda_start(struct ft_lane_cuda *lane, struct ft_step *step,
 /* Stops the driver thread. step->device.started stays true when it is stuck. */
 void ft_lane_cuda_stop(struct ft_lane_cuda *lane);
 void ft_lane_cuda_close(struct ft_lane_cuda *lane);
+/* The slots were filled between steps, not by the lane. */
+void ft_lane_cuda_map_changed(struct ft_lane_cuda *lane);
 /* One line: GPU, handshake in use and its price, what is not as fast as it could be. */
 const char *ft_lane_cuda_note(const struct ft_lane_cuda *lane);
 

@@ -30,6 +30,7 @@ struct ft_cuda_capture {
 /* The host's ends of the flags and messages of struct ft_cuda_exchange: the same memory, writable. */
 struct ft_cuda_host_ends {
     uint32_t *fetched, *computed, *ple, *abort, *move_count;
+    uint32_t *forced; /* NULL without given routing */
     struct ft_cuda_move *moves;
 };
 
@@ -53,7 +54,7 @@ struct ft_lane_cuda {
     void *device_blocks[FT_CUDA_BLOCKS_MAX], *pinned_blocks[FT_CUDA_BLOCKS_MAX],
         *registered[FT_LAYERS_MAX + 1];
     uint32_t device_block_count, pinned_block_count, registered_count;
-    bool banks_pinned;
+    bool banks_pinned, embed_mapped;
 
     struct ft_step *step;
     struct ft_lane_cuda_options options;

@@ -53,6 +53,11 @@ void ft_lane_cuda_close(struct ft_lane_cuda *lane)
     (void)lane;
 }
 
+void ft_lane_cuda_map_changed(struct ft_lane_cuda *lane)
+{
+    (void)lane;
+}
+
 const char *ft_lane_cuda_note(const struct ft_lane_cuda *lane)
 {
     (void)lane;

@@ -143,6 +143,7 @@ static int make_exchange(struct ft_lane_cuda *lane, struct ft_error *err)
     uint64_t ids = place(&at, (uint64_t)layers * rows * k, 4), missing = place(&at, layers, 4);
     uint64_t move_count = place(&at, layers, 4);
     uint64_t moves = place(&at, (uint64_t)layers * e->moves_max, sizeof(struct ft_cuda_move));
+    uint64_t forced = place(&at, x->routing ? (uint64_t)layers * decode * k : 0, 4);
     uint64_t stamps = place(&at, (uint64_t)layers * FT_CUDA_STAMP_LAYER_COUNT + FT_CUDA_STAMP_STEP_COUNT, 8);
     int status = ft_cuda_alloc(lane, FT_TIER_RAM, at, "flags and router results", (void **)&block, err);
     if (status == FT_OK)
@@ -170,6 +171,7 @@ static int make_exchange(struct ft_lane_cuda *lane, struct ft_error *err)
     e->missing = (uint32_t *)(block + missing);
     e->move_count = lane->host.move_count = (uint32_t *)(block + move_count);
     e->moves = lane->host.moves = (struct ft_cuda_move *)(block + moves);
+    e->forced_ids = lane->host.forced = x->routing ? (uint32_t *)(block + forced) : NULL;
     lane->c.stamps = (uint64_t *)(block + stamps);
     e->host_x = ft_execute_at(x, x->space.x, 0, 0);
     e->host_y = ft_execute_at(x, x->space.expert_y, 0, 0);
@@ -264,6 +266,19 @@ static void fill_sampling(struct ft_lane_cuda *lane, const struct ft_batch *batc
     }
 }
 
+/* Given routing of a decode step: [layers, rows, k]. */
+static void fill_forced(struct ft_lane_cuda *lane, const struct ft_batch *batch)
+{
+    const struct ft_routing *routing = lane->step->x.routing;
+    uint32_t k = lane->step->model->topk, *to = lane->host.forced;
+    for (uint32_t layer = 0; layer < lane->step->model->layer_count; layer++)
+        for (uint32_t r = 0; r < batch->rows; r++) {
+            const uint16_t *ids = ft_routing_row(routing, batch->decode_step, layer, r);
+            for (uint32_t j = 0; j < k; j++)
+                *to++ = ids[j];
+        }
+}
+
 void ft_cuda_fill_inputs(struct ft_lane_cuda *lane, const struct ft_batch *batch, uint32_t epoch)
 {
     const struct ft_cuda_inputs *in = &lane->inputs;
@@ -288,6 +303,8 @@ void ft_cuda_fill_inputs(struct ft_lane_cuda *lane, const struct ft_batch *batch
         lane->c.step.failed[r] = 0;
     for (uint32_t l = 0; l < batch->logit_rows; l++)
         lane->c.step.sampled[l] = FT_NONE;
+    if (lane->host.forced && !batch->prefill && batch->rows <= FT_CUDA_DECODE_ROWS)
+        fill_forced(lane, batch);
     fill_sampling(lane, batch, (struct ft_cuda_sampling *)(base + in->sampling));
 }
 

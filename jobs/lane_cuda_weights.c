@@ -107,7 +107,8 @@ static void put_all(struct upload *u, struct ft_weights *w, struct ft_layer_weig
     bool tied = from->head.data == from->embed.data;
     *w = *from;
     w->layers = layers;
-    put_matrix(u, &w->embed);
+    if (!u->lane->embed_mapped)
+        put_matrix(u, &w->embed);
     if (tied)
         w->head = w->embed;
     else
@@ -132,8 +133,29 @@ static void put_all(struct upload *u, struct ft_weights *w, struct ft_layer_weig
     }
 }
 
+/* The embedding is read a row at a time: unless the head needs it too, the GPU reads it where it lies. */
+static void map_embedding(struct ft_lane_cuda *lane)
+{
+    const struct ft_weights *w = lane->options.weights;
+    const struct ft_matrix *m = &w->embed;
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), data = 0, scale = 0;
+    if (w->head.data == m->data ||
+        !ft_matrix_bytes(m->format, m->out, m->in, m->block_out, m->block_in, &data, &scale) || scale)
+        return;
+    uintptr_t begin = (uintptr_t)m->data / page * page;
+    uint64_t bytes = ft_round_up((uintptr_t)m->data + data - begin, page);
+    if (cudaHostRegister((void *)begin, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped) !=
+        cudaSuccess) {
+        (void)cudaGetLastError();
+        return;
+    }
+    lane->registered[lane->registered_count++] = (void *)begin;
+    lane->embed_mapped = true;
+}
+
 int ft_cuda_upload_weights(struct ft_lane_cuda *lane, struct ft_error *err)
 {
+    map_embedding(lane);
     struct upload u = {.lane = lane};
     put_all(&u, &lane->weights, lane->layers);
     int status = ft_cuda_alloc(lane, FT_TIER_DEVICE, u.used, "dense weights", (void **)&u.base, err);

@@ -1,18 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Putting a session where a benchmark wants it: a context that was never computed, slots that are warm. */
-#include "jobs/session_internal.h"
+#include <stdlib.h>
 
-#include <string.h>
+#include "jobs/lane_cuda.h"
+#include "jobs/session_internal.h"
 
 #define KEY_RANGE 1.0f      /* normed and rotated keys, values: of order 1 */
 #define STATE_RANGE 0.0625f /* delta-rule state, convolution tails */
 
+#define PIECE 65536u /* elements made at a time, when they go to a device */
+
 /* Uniform in (-range, range). splitmix64: Steele, Lea and Flood, "Fast splittable pseudorandom number
  * generators", 2014. */
-static void fill_random(float *to, uint64_t count, float range, uint64_t seed)
+static void make_random(float *to, uint64_t first, uint64_t count, float range, uint64_t seed)
 {
     for (uint64_t i = 0; i < count; i++) {
-        uint64_t z = seed + (i + 1) * 0x9e3779b97f4a7c15u;
+        uint64_t z = seed + (first + i + 1) * 0x9e3779b97f4a7c15u;
         z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
         z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
         z ^= z >> 31;
@@ -20,13 +23,30 @@ static void fill_random(float *to, uint64_t count, float range, uint64_t seed)
     }
 }
 
+/* Memory of a device is filled through a small buffer; without one it stays as it is (zeros or older
+ * numbers). */
+static void fill_random(const struct ft_memory *place, float *to, uint64_t count, float range, uint64_t seed)
+{
+    float *piece = place->is_device ? malloc(PIECE * sizeof *piece) : NULL;
+    if (!place->is_device)
+        make_random(to, 0, count, range, seed);
+    for (uint64_t i = 0; piece && i < count; i += PIECE) {
+        uint64_t some = FT_MIN(count - i, (uint64_t)PIECE);
+        make_random(piece, i, some, range, seed);
+        place->copy(place->context, to + i, piece, some * sizeof *piece);
+    }
+    free(piece);
+}
+
 void ft_session_assume(struct ft_session *session, struct ft_sequence *sequence, uint32_t handle,
                        uint32_t count)
 {
     uint64_t page_count = session->kv.layout.count;
+    const struct ft_memory *place = session->kv.place;
     for (uint32_t i = 0; i < ft_kv_pages_for(&session->kv, count); i++)
-        fill_random(sequence->page_data[i], page_count, KEY_RANGE, ((uint64_t)handle << 32) + 2 * i + 1);
-    fill_random(sequence->state, session->step.x.state.count, STATE_RANGE, (uint64_t)handle << 32);
+        fill_random(place, sequence->page_data[i], page_count, KEY_RANGE,
+                    ((uint64_t)handle << 32) + 2 * i + 1);
+    fill_random(place, sequence->state, session->step.x.state.count, STATE_RANGE, (uint64_t)handle << 32);
     sequence->computed = count;
     sequence->assumed = true;
 }
@@ -47,6 +67,7 @@ int ft_session_warm_slots(struct ft_session *session, const uint32_t *layer, con
                           uint32_t count, uint32_t *filled, struct ft_error *err)
 {
     struct ft_slots *slots = &session->step.slots;
+    const struct ft_memory *place = session->kv.place;
     uint32_t slot = 0;
     *filled = 0;
     int status = check_experts(session, layer, expert, count, err);
@@ -63,9 +84,11 @@ int ft_session_warm_slots(struct ft_session *session, const uint32_t *layer, con
         /* Used in "step 0": older than any step, and the lower slot is taken first. */
         ft_slots_take(slots, slot, layer[i], expert[i], 0, false);
         ft_slots_release(slots, &slot, 1);
-        memcpy(ft_slots_memory(slots, slot), w->experts + (uint64_t)w->expert_layout.stride * expert[i],
-               w->expert_layout.bytes);
+        place->copy(place->context, ft_slots_memory(slots, slot),
+                    w->experts + (uint64_t)w->expert_layout.stride * expert[i], w->expert_layout.bytes);
         ++*filled;
     }
+    if (session->cuda)
+        ft_lane_cuda_map_changed(session->cuda);
     return FT_OK;
 }

@@ -10,6 +10,8 @@
 #define RING_ENTRIES 1024u
 #define TRACE_RECORDS_MAX (1u << 17)
 #define SPIN_NS 50000u
+#define SPIN_GPU_NS                                                                                          \
+    1000000u /* workers of a GPU step that has CPU experts wait out the dense part of a layer */
 #define LINK_PENDING_MIN 64u
 
 static uint32_t thread_count_of(const struct ft_plan *plan)
@@ -331,7 +333,7 @@ static int open_lanes(struct ft_session *session, struct ft_error *err)
                                       .producers = FT_STEP_THREADS,
                                       .ring_entries = RING_ENTRIES,
                                       .backlog_entries = step->todo_max,
-                                      .spin_ns = SPIN_NS,
+                                      .spin_ns = session->cuda ? SPIN_GPU_NS : SPIN_NS,
                                       .run = ft_step_run_cpu,
                                       .idle = ft_step_idle_cpu,
                                       .room = ft_step_room_cpu,

@@ -29,8 +29,11 @@ const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
     {"model", "DIR", "checkpoint directory", "the demo model", FT_OPTION_STRING, FIELD(model), 0, 0},
     {"strategy", "auto|fused|offload|cpu|hybrid", "where experts run", NULL, FT_OPTION_CHOICE,
      FIELD(strategy), 0, 0},
-    {"device", "none|host", "host: play a GPU with slots, fetches and a link", "as the strategy needs",
+    {"device", "none|host|cuda", "host: play a GPU with slots, fetches and a link", "a GPU if there is one",
      FT_OPTION_CHOICE, GIVEN(device, device_given), 0, 0},
+    {"gpu", "N", "which GPU, as the CUDA runtime counts them", "0", FT_OPTION_U32, FIELD(gpu), 0, 1023},
+    {"handshake", "auto|memop|kernel|launch", "how a GPU step and its driver meet", NULL, FT_OPTION_CHOICE,
+     FIELD(handshake), 0, 0},
     {"workers", "N", "CPU workers", "one per usable core, less one for a device", FT_OPTION_U32,
      FIELD(plan.workers), 1, FT_WORKERS_MAX},
     {"moe-cache-size", "N", "expert slots over all layers", "what fits", FT_OPTION_U32,
@@ -199,6 +202,11 @@ static int make_plan(struct ft_engine *engine, const struct ft_open_options *opt
         engine->machine = *machine;
     else
         ft_machine_probe(&engine->machine, &engine->topology, NULL);
+    if (!options->device_given || options->device == FT_DEVICE_CUDA) {
+        int found = ft_machine_probe_gpu(&engine->machine, options->gpu, err);
+        if (found != FT_OK && options->device_given)
+            return found;
+    }
     if (options->link_gbs > 0)
         engine->machine.link_bytes_per_s = options->link_gbs * 1e9;
     int status = ft_plan_make(engine->model, &engine->sizes, &engine->machine, &wishes, &engine->plan, err);
@@ -303,6 +311,8 @@ static int open_session(struct ft_engine *engine, const struct ft_open_options *
         .link_bytes_per_s = options->link_gbs * 1e9,
         .link_delay_ns_max = (uint64_t)(options->link_delay_us * 1e3),
         .seed = 1,
+        .gpu = options->gpu,
+        .handshake = (enum ft_handshake)options->handshake,
         .routing = engine->routing,
         .policy_params = {.model = engine->model,
                           .machine = &engine->machine,

@@ -422,10 +422,13 @@ ft_dense_walk(struct ft_dense_sums<kind, tiles> *s, struct ft_dense_raw<kind, ti
     for (uint32_t unit = ft_dense_first(x->begin, warp_k, warps_k); unit < end; unit += warps_k) {
         if constexpr (kind == FT_DENSE_ANY) {
             ft_dense_multiply_any<tiles>(s->sum, w, x, unit);
-        } else {
+        } else if constexpr (tiles < 4) {
             struct ft_dense_raw<kind, tiles> now = *raw;
             ft_dense_load<kind, tiles>(raw, w, unit + warps_k);
             ft_dense_multiply<kind, tiles, wide>(s->sum, &now, x, unit);
+        } else { /* two units at once would not fit into the registers */
+            ft_dense_multiply<kind, tiles, wide>(s->sum, raw, x, unit);
+            ft_dense_load<kind, tiles>(raw, w, unit + warps_k);
         }
     }
 }

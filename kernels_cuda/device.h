@@ -25,6 +25,15 @@
     (kernel<<<(grid), (block), (shared), (cudaStream_t)(stream)>>>(__VA_ARGS__), (int)cudaPeekAtLastError())
 #define FT_SHARED_LIMIT(kernel, bytes)                                                                                 \
     ((int)cudaFuncSetAttribute((kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes)))
+/* Bytes of dynamic shared memory that one block of the current GPU may ask for. */
+static inline uint32_t ft_shared_max(void)
+{
+    int device = 0, bytes = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess)
+        return 48 * 1024;
+    return (uint32_t)bytes;
+}
 #define FT_SHARED(type, name, count) __shared__ type name[count]
 #define FT_SHARED_DYNAMIC(type, name)                                                                                  \
     extern __shared__ __align__(16) unsigned char ft_shared_dynamic[];                                                 \

@@ -23,6 +23,7 @@
 #define __restrict__ __restrict
 #define __align__(n) __attribute__((aligned(n)))
 #define __constant__ static const
+#define __grid_constant__
 
 struct dim3 {
     unsigned x, y, z;
@@ -76,6 +77,7 @@ int ft_emulated_launch_kernel(void (*kernel)(P...), dim3 grid, dim3 block, size_
 #define FT_LAUNCH(kernel, grid, block, shared, stream, ...)                                                            \
     ft_emulated_launch_kernel((kernel), (grid), (block), (shared), (void *)(stream), __VA_ARGS__)
 #define FT_SHARED_LIMIT(kernel, bytes) ((void)(kernel), 0)
+static inline uint32_t ft_shared_max() { return 99 * 1024; }
 #define FT_SHARED(type, name, count) static thread_local type name[count]
 #define FT_SHARED_DYNAMIC(type, name) type *name = (type *)ft_emulated_shared_dynamic()
 

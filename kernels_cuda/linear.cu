@@ -1,0 +1,385 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Gated delta rule: causal convolution, SiLU, norms of q and k, the recurrence over the rows of every
+ * sequence.
+ *
+ * S [key_dim, value_dim] of a value head is cut into columns: a warp holds 16 columns of all key rows in
+ * registers for the whole call, so S is read once and written once. Lane = 4 group + quad: rows 32 j + 4
+ * group + e, columns 4 quad .. + 3. With S' = g S: prediction = S'^T k, d = beta (v - prediction), S = S' + k
+ * d^T and o = S^T q = S'^T q + (q . k) d, so one pass over S gives both sums of a row.
+ *
+ * Decode: one kernel; a block does the convolution of its own q, k and columns of v (siblings repeat it: it
+ * is small). Prefill: the convolution of all rows goes to space.conv first (q, k normed), beta and the decay
+ * replace b and a in `project`; then the recurrence runs over the rows, the next row's operands on the way
+ * while one is computed.
+ */
+#include "kernels_cuda/linear.cuh"
+
+namespace
+{
+
+constexpr unsigned WARPS = 2, COLUMNS = 16, BLOCK_COLUMNS = WARPS * COLUMNS, THREADS = WARPS * 32;
+constexpr unsigned CONV_THREADS = 128, KEY_DIM_MAX = 256, NOT_SUPPORTED = 801; /* cudaErrorNotSupported */
+
+struct linear_args {
+    float *project; /* row r at + r * stride: q|k|v|z|b|a */
+    uint64_t stride;
+    const float *conv_weight, *a_log, *dt_bias;
+    float *const *state;
+    uint64_t delta_offset, tail_offset;
+    const uint32_t *first_row, *row_count, *row_sequence;
+    float *conv; /* [rows, channels], prefill */
+    float *out;  /* row r at + r * out_stride: [value_heads, value_dim] */
+    uint64_t out_stride;
+    uint32_t key_heads, value_heads, key_dim, value_dim, taps, channels;
+    uint64_t *stamp;
+};
+
+/* The convolution at channel `channel` of row `row` of a sequence whose first row is x; SiLU applied. */
+__device__ __forceinline__ float convolve(const linear_args &args, const float *x, const float *tail,
+                                          uint32_t row, uint32_t channel)
+{
+    uint32_t depth = args.taps - 1;
+    const float *w = args.conv_weight + (uint64_t)channel * args.taps;
+    float sum = w[depth] * x[row * args.stride + channel];
+    for (uint32_t j = 0; j < depth; j++) {
+        uint32_t from = row + j; /* of tail rows, then step rows */
+        float value = from < depth ? tail[(uint64_t)from * args.channels + channel]
+                                   : x[(from - depth) * args.stride + channel];
+        sum = fmaf(w[j], value, sum);
+    }
+    return ft_silu_device(sum);
+}
+
+__device__ __forceinline__ float beta_of(const linear_args &args, const float *project, uint32_t head)
+{
+    uint32_t values = args.value_heads * args.value_dim;
+    return ft_sigmoid_device(project[args.channels + values + head]);
+}
+
+__device__ __forceinline__ float decay_of(const linear_args &args, const float *project, uint32_t head)
+{
+    uint32_t values = args.value_heads * args.value_dim;
+    float a = project[args.channels + values + args.value_heads + head] + args.dt_bias[head];
+    return expf(-expf(args.a_log[head]) * (a > 30.0f ? a : log1pf(expf(a))));
+}
+
+/* The sums of eight values over the lanes 4, 8 and 16 apart: lane bits 4, 3, 2 tell which of the eight is
+ * returned. */
+__device__ __forceinline__ float fold(const float sum[8], unsigned lane)
+{
+    bool upper = lane & 16, second = lane & 8, odd = lane & 4;
+    float half[4], pair[2];
+    for (unsigned i = 0; i < 4; i++)
+        half[i] =
+            (upper ? sum[4 + i] : sum[i]) + __shfl_xor_sync(0xffffffffu, upper ? sum[i] : sum[4 + i], 16);
+    for (unsigned i = 0; i < 2; i++)
+        pair[i] = (second ? half[2 + i] : half[i]) +
+                  __shfl_xor_sync(0xffffffffu, second ? half[i] : half[2 + i], 8);
+    return (odd ? pair[1] : pair[0]) + __shfl_xor_sync(0xffffffffu, odd ? pair[0] : pair[1], 4);
+}
+
+/* One row on the warp's columns. v, out: of the lane's own column (bits 3 and 2); out is stored by lanes
+ * >= 16. */
+template <int QUADS>
+__device__ __forceinline__ void delta_row(float4 (&s)[4 * QUADS], const float4 (&k)[QUADS],
+                                          const float4 (&q)[QUADS], float v, float beta, float decay,
+                                          unsigned lane, float *out)
+{
+    float sum[8] = {}, product = 0;
+    for (int j = 0; j < QUADS; j++) {
+        const float kj[4] = {k[j].x, k[j].y, k[j].z, k[j].w}, qj[4] = {q[j].x, q[j].y, q[j].z, q[j].w};
+        for (int e = 0; e < 4; e++) {
+            const float4 &row = s[4 * j + e];
+            sum[0] = fmaf(kj[e], row.x, sum[0]);
+            sum[1] = fmaf(kj[e], row.y, sum[1]);
+            sum[2] = fmaf(kj[e], row.z, sum[2]);
+            sum[3] = fmaf(kj[e], row.w, sum[3]);
+            sum[4] = fmaf(qj[e], row.x, sum[4]);
+            sum[5] = fmaf(qj[e], row.y, sum[5]);
+            sum[6] = fmaf(qj[e], row.z, sum[6]);
+            sum[7] = fmaf(qj[e], row.w, sum[7]);
+            product = fmaf(kj[e], qj[e], product);
+        }
+    }
+    for (int step = 4; step < 32; step <<= 1)
+        product += __shfl_xor_sync(0xffffffffu, product, step);
+    float mine = decay * fold(sum, lane), d = beta * (v - mine); /* lanes < 16: d of their column */
+    float other = __shfl_xor_sync(0xffffffffu, d, 16);
+    if (lane >= 16 && out)
+        *out = fmaf(product, other, mine);
+    unsigned quad = lane & 3;
+    float d0 = __shfl_sync(0xffffffffu, d, (int)quad), d1 = __shfl_sync(0xffffffffu, d, (int)(quad + 4));
+    float d2 = __shfl_sync(0xffffffffu, d, (int)(quad + 8)),
+          d3 = __shfl_sync(0xffffffffu, d, (int)(quad + 12));
+    for (int j = 0; j < QUADS; j++) {
+        const float kj[4] = {k[j].x, k[j].y, k[j].z, k[j].w};
+        for (int e = 0; e < 4; e++) {
+            float4 &row = s[4 * j + e];
+            row.x = fmaf(kj[e], d0, decay * row.x);
+            row.y = fmaf(kj[e], d1, decay * row.y);
+            row.z = fmaf(kj[e], d2, decay * row.z);
+            row.w = fmaf(kj[e], d3, decay * row.w);
+        }
+    }
+}
+
+/* Where a lane of a warp stands in its head's S. */
+struct place {
+    unsigned lane, group, quad;
+    uint32_t head, sequence, column,
+        own; /* first column of the quad, and the column that the lane finishes */
+    bool inside, own_inside;
+};
+
+__device__ __forceinline__ place place_of(const linear_args &args)
+{
+    place p;
+    p.lane = threadIdx.x & 31;
+    p.group = p.lane >> 2;
+    p.quad = p.lane & 3;
+    p.head = blockIdx.y;
+    p.sequence = blockIdx.z;
+    p.column = blockIdx.x * BLOCK_COLUMNS + (threadIdx.x >> 5) * COLUMNS + 4 * p.quad;
+    p.own = p.column + (p.lane >> 2 & 1) + 2 * (p.lane >> 3 & 1);
+    p.inside = p.column < args.value_dim; /* value_dim is a multiple of 4 */
+    p.own_inside = p.inside;
+    return p;
+}
+
+template <int QUADS>
+__device__ __forceinline__ void load_state(const linear_args &args, const place &p, float4 (&s)[4 * QUADS])
+{
+    const float *state =
+        args.state[p.sequence] + args.delta_offset + (uint64_t)p.head * args.key_dim * args.value_dim;
+    for (int j = 0; j < QUADS; j++)
+        for (uint32_t e = 0; e < 4; e++) {
+            uint32_t row = 32u * (uint32_t)j + 4 * p.group + e;
+            s[4 * j + (int)e] = p.inside && row < args.key_dim
+                                    ? *(const float4 *)(state + (uint64_t)row * args.value_dim + p.column)
+                                    : make_float4(0, 0, 0, 0);
+        }
+}
+
+template <int QUADS>
+__device__ __forceinline__ void store_state(const linear_args &args, const place &p,
+                                            const float4 (&s)[4 * QUADS])
+{
+    float *state =
+        args.state[p.sequence] + args.delta_offset + (uint64_t)p.head * args.key_dim * args.value_dim;
+    for (int j = 0; j < QUADS; j++)
+        for (uint32_t e = 0; e < 4; e++) {
+            uint32_t row = 32u * (uint32_t)j + 4 * p.group + e;
+            if (p.inside && row < args.key_dim)
+                *(float4 *)(state + (uint64_t)row * args.value_dim + p.column) = s[4 * j + (int)e];
+        }
+}
+
+/* [key_dim] at `from` (16-byte aligned) -> the lane's rows. */
+template <int QUADS>
+__device__ __forceinline__ void load_rows(const float *from, uint32_t key_dim, unsigned group,
+                                          float4 (&to)[QUADS])
+{
+    for (int j = 0; j < QUADS; j++) {
+        uint32_t row = 32u * (uint32_t)j + 4 * group;
+        to[j] = row < key_dim ? *(const float4 *)(from + row) : make_float4(0, 0, 0, 0);
+    }
+}
+
+/* Grid (slices of 32 columns, value heads, sequences). */
+template <int QUADS> __global__ void __launch_bounds__(THREADS) delta_decode(linear_args args)
+{
+    FT_SHARED(float4, q4, KEY_DIM_MAX / 4);
+    FT_SHARED(float4, k4, KEY_DIM_MAX / 4);
+    FT_SHARED(float, v, BLOCK_COLUMNS);
+    FT_SHARED(float, sums, 33);
+    float *q = (float *)q4, *k = (float *)k4;
+    if (args.stamp && blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0)
+        *args.stamp = ft_global_timer();
+    place p = place_of(args);
+    float4 s[4 * QUADS];
+    load_state<QUADS>(args, p, s); /* on its way while the convolution runs */
+    uint32_t dk = args.key_dim, dv = args.value_dim, first = args.first_row[p.sequence],
+             rows = args.row_count[p.sequence], key_head = p.head / (args.value_heads / args.key_heads);
+    const float *x = args.project + first * args.stride, *tail = args.state[p.sequence] + args.tail_offset;
+    uint32_t q_channel = key_head * dk, k_channel = (args.key_heads + key_head) * dk;
+    uint32_t v_channel = 2 * args.key_heads * dk + p.head * dv + blockIdx.x * BLOCK_COLUMNS;
+    uint32_t v_count = min(BLOCK_COLUMNS, dv - blockIdx.x * BLOCK_COLUMNS);
+    for (uint32_t row = 0; row < rows; row++) {
+        float q_sum = 0, k_sum = 0;
+        for (uint32_t i = threadIdx.x; i < dk; i += THREADS) {
+            float qi = convolve(args, x, tail, row, q_channel + i),
+                  ki = convolve(args, x, tail, row, k_channel + i);
+            q[i] = qi;
+            k[i] = ki;
+            q_sum = fmaf(qi, qi, q_sum);
+            k_sum = fmaf(ki, ki, k_sum);
+        }
+        if (threadIdx.x < v_count)
+            v[threadIdx.x] = convolve(args, x, tail, row, v_channel + threadIdx.x);
+        float beta = beta_of(args, x + row * args.stride, p.head),
+              decay = decay_of(args, x + row * args.stride, p.head);
+        float q_scale = rsqrtf(ft_block_sum(q_sum, sums) + 1e-6f) * rsqrtf((float)dk);
+        float k_scale = rsqrtf(ft_block_sum(k_sum, sums) + 1e-6f);
+        float4 q_rows[QUADS], k_rows[QUADS];
+        load_rows<QUADS>(q, dk, p.group, q_rows);
+        load_rows<QUADS>(k, dk, p.group, k_rows);
+        for (int j = 0; j < QUADS; j++) {
+            q_rows[j] = make_float4(q_rows[j].x * q_scale, q_rows[j].y * q_scale, q_rows[j].z * q_scale,
+                                    q_rows[j].w * q_scale);
+            k_rows[j] = make_float4(k_rows[j].x * k_scale, k_rows[j].y * k_scale, k_rows[j].z * k_scale,
+                                    k_rows[j].w * k_scale);
+        }
+        float own = p.own_inside ? v[p.own - blockIdx.x * BLOCK_COLUMNS] : 0.0f;
+        float *out = args.out + (first + row) * args.out_stride + (uint64_t)p.head * dv + p.own;
+        delta_row<QUADS>(s, k_rows, q_rows, own, beta, decay, p.lane, p.own_inside ? out : NULL);
+        __syncthreads(); /* q, k, v are overwritten */
+    }
+    store_state<QUADS>(args, p, s);
+}
+
+/* Grid (rows, 2 key heads + value heads + 1): one head's convolution, q and k normed; the last unit: beta,
+ * decay. */
+__global__ void __launch_bounds__(CONV_THREADS) convolve_rows(linear_args args)
+{
+    FT_SHARED(float, sums, 33);
+    uint32_t r = blockIdx.x, unit = blockIdx.y, s = args.row_sequence[r], first = args.first_row[s];
+    if (args.stamp && blockIdx.x + blockIdx.y + threadIdx.x == 0)
+        *args.stamp = ft_global_timer();
+    uint32_t normed = 2 * args.key_heads;
+    if (unit == normed + args.value_heads) {
+        float *project = args.project + r * args.stride,
+              *gates = project + args.channels + args.value_heads * args.value_dim;
+        for (uint32_t head = threadIdx.x; head < args.value_heads; head += CONV_THREADS) {
+            float beta = beta_of(args, project, head), decay = decay_of(args, project, head);
+            gates[head] = beta;
+            gates[args.value_heads + head] = decay;
+        }
+        return;
+    }
+    bool is_value = unit >= normed;
+    uint32_t dim = is_value ? args.value_dim : args.key_dim;
+    uint32_t channel = is_value ? normed * args.key_dim + (unit - normed) * dim : unit * dim;
+    const float *x = args.project + first * args.stride, *tail = args.state[s] + args.tail_offset;
+    float *y = args.conv + (uint64_t)r * args.channels + channel, sum = 0;
+    for (uint32_t i = threadIdx.x; i < dim; i += CONV_THREADS) {
+        float value = convolve(args, x, tail, r - first, channel + i);
+        y[i] = value;
+        sum = fmaf(value, value, sum);
+    }
+    if (is_value)
+        return;
+    float scale = rsqrtf(ft_block_sum(sum, sums) + 1e-6f);
+    if (unit < args.key_heads)
+        scale *= rsqrtf((float)dim);
+    for (uint32_t i = threadIdx.x; i < dim; i += CONV_THREADS)
+        y[i] *= scale;
+}
+
+/* One row's operands, as a lane needs them. */
+template <int QUADS> struct operands {
+    float4 k[QUADS], q[QUADS];
+    float v, beta, decay;
+};
+
+template <int QUADS>
+__device__ __forceinline__ void load_operands(const linear_args &args, const place &p, uint32_t row,
+                                              uint32_t key_head, operands<QUADS> &to)
+{
+    const float *conv = args.conv + (uint64_t)row * args.channels,
+                *project = args.project + row * args.stride;
+    const float *gates = project + args.channels + args.value_heads * args.value_dim;
+    load_rows<QUADS>(conv + key_head * args.key_dim, args.key_dim, p.group, to.q);
+    load_rows<QUADS>(conv + (args.key_heads + key_head) * args.key_dim, args.key_dim, p.group, to.k);
+    to.v = p.own_inside ? conv[2 * args.key_heads * args.key_dim + p.head * args.value_dim + p.own] : 0.0f;
+    to.beta = gates[p.head];
+    to.decay = gates[args.value_heads + p.head];
+}
+
+/* Grid as delta_decode. Warps are on their own: no barrier. */
+template <int QUADS> __global__ void __launch_bounds__(THREADS) delta_prefill(linear_args args)
+{
+    place p = place_of(args);
+    uint32_t first = args.first_row[p.sequence], rows = args.row_count[p.sequence];
+    uint32_t key_head = p.head / (args.value_heads / args.key_heads);
+    if (rows == 0)
+        return;
+    float4 s[4 * QUADS];
+    operands<QUADS> now, next;
+    load_state<QUADS>(args, p, s);
+    load_operands<QUADS>(args, p, first, key_head, now);
+    float *out = args.out + first * args.out_stride + (uint64_t)p.head * args.value_dim + p.own;
+    for (uint32_t row = 0; row < rows; row++, out += args.out_stride) {
+        load_operands<QUADS>(args, p, first + min(row + 1, rows - 1), key_head, next);
+        delta_row<QUADS>(s, now.k, now.q, now.v, now.beta, now.decay, p.lane, p.own_inside ? out : NULL);
+        now = next;
+    }
+    store_state<QUADS>(args, p, s);
+}
+
+__global__ void move_tail(ft_tail_args args)
+{
+    ft_tail_move(args, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
+}
+
+linear_args args_of(const struct ft_cuda *c, uint32_t layer)
+{
+    const struct ft_model *m = c->model;
+    const struct ft_linear_weights *w = &c->weights->layers[layer].linear;
+    linear_args args = {};
+    args.project = c->base + c->space.project;
+    args.stride = c->space.project_width;
+    args.conv_weight = w->conv;
+    args.a_log = w->a_log;
+    args.dt_bias = w->dt_bias;
+    args.state = c->step.state;
+    args.delta_offset = c->state.delta_offset[layer];
+    args.tail_offset = c->state.conv_offset[layer];
+    args.first_row = c->step.first_row;
+    args.row_count = c->step.row_count;
+    args.row_sequence = c->step.row_sequence;
+    args.conv = c->base + c->space.conv;
+    args.out = c->base + c->space.attention;
+    args.out_stride = c->space.attention_width;
+    args.key_heads = m->key_head_count;
+    args.value_heads = m->value_head_count;
+    args.key_dim = m->key_dim;
+    args.value_dim = m->value_dim;
+    args.taps = m->conv_taps;
+    args.channels = ft_model_conv_channels(m);
+    args.stamp = ft_cuda_stamp_of(c, layer, FT_CUDA_STAMP_ATTEND);
+    return args;
+}
+
+template <int QUADS> int launch(const struct ft_cuda *c, const linear_args &args, void *stream)
+{
+    dim3 grid((args.value_dim + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS, args.value_heads, c->step.sequences);
+    if (c->step.rows <= FT_CUDA_DECODE_ROWS)
+        return FT_LAUNCH(delta_decode<QUADS>, grid, dim3(THREADS), 0, stream, args);
+    dim3 units(c->step.rows, 2 * args.key_heads + args.value_heads + 1);
+    int status = FT_LAUNCH(convolve_rows, units, dim3(CONV_THREADS), 0, stream, args);
+    return status ? status : FT_LAUNCH(delta_prefill<QUADS>, grid, dim3(THREADS), 0, stream, args);
+}
+
+} // namespace
+
+int ft_cuda_linear_attention(const struct ft_cuda *c, uint32_t layer, void *stream)
+{
+    linear_args args = args_of(c, layer);
+    if (args.key_dim % 4 || args.value_dim % 4 || args.key_dim > KEY_DIM_MAX)
+        return NOT_SUPPORTED;
+    if (args.key_dim <= 32)
+        return launch<1>(c, args, stream);
+    if (args.key_dim <= 64)
+        return launch<2>(c, args, stream);
+    if (args.key_dim <= 128)
+        return launch<4>(c, args, stream);
+    return launch<8>(c, args, stream);
+}
+
+int ft_cuda_linear_tail(const struct ft_cuda *c, uint32_t layer, void *stream)
+{
+    ft_tail_args args = ft_tail_args_of(c, layer);
+    uint32_t blocks = (args.sequences * args.channels + 255) / 256;
+    return FT_LAUNCH(move_tail, dim3(blocks), dim3(256), 0, stream, args);
+}

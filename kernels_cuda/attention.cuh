@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the attention kernels share: where the parts of a row's concatenated projection lie, and how contexts
+ * are cut. */
+#ifndef FT_KERNELS_CUDA_ATTENTION_CUH
+#define FT_KERNELS_CUDA_ATTENTION_CUH
+
+#include "kernels_cuda/device.h"
+#include "kernels_cuda/kernels_cuda.h"
+
+enum { FT_CUDA_NOT_SUPPORTED = 801 }; /* cudaErrorNotSupported: sizes that no kernel takes */
+
+/* Where k, v and the indexer's part begin in a row of `project`; query_stride between heads: d, or 2 d with
+ * gates. */
+struct ft_qkv_parts {
+    uint32_t query_stride, k, v, index;
+};
+static inline struct ft_qkv_parts ft_qkv_parts_of(const struct ft_model *m)
+{
+    struct ft_qkv_parts parts = {};
+    parts.query_stride = m->head_dim * (m->attention_gate ? 2 : 1);
+    parts.k = m->head_count * parts.query_stride;
+    parts.v = parts.k + m->kv_head_count * m->head_dim;
+    parts.index = parts.v + m->kv_head_count * m->head_dim;
+    return parts;
+}
+
+/* Sparse layers: whether a row among those of at most tokens_max tokens may have more blocks than the budget
+ * takes. */
+static inline bool ft_selects(const struct ft_cuda *c, uint32_t layer, uint32_t tokens_max)
+{
+    const struct ft_model *m = c->model;
+    return m->layers[layer].attention == FT_ATTENTION_SPARSE &&
+           tokens_max / m->indexer_ratio > m->indexer_budget / m->indexer_ratio;
+}
+
+/*
+ * A row's visible tokens are cut into splits that blocks work on side by side. The cut follows from the
+ * number of visible tokens alone, so that a row's sums do not depend on its company: tiles of 64 tokens, at
+ * most 16 splits up to 64 tiles, then 4 tiles a split, at most 128 splits.
+ */
+#define FT_ATTENTION_TILE 64u
+#define FT_ATTENTION_SPLITS_MAX 128u
+static __host__ __device__ inline uint32_t ft_attention_splits(uint32_t tokens)
+{
+    uint32_t tiles = (tokens + FT_ATTENTION_TILE - 1) / FT_ATTENTION_TILE;
+    if (tiles <= 64)
+        return tiles < 16 ? tiles : 16;
+    return tiles / 4 < FT_ATTENTION_SPLITS_MAX ? (tiles + 3) / 4 : FT_ATTENTION_SPLITS_MAX;
+}
+
+/*
+ * Bytes of c->scratch that ft_cuda_attention and ft_cuda_attention_select ask for when `rows` rows see at
+ * most tokens_max tokens. With less scratch prefill batches take fewer splits and fewer rows at once; decode
+ * batches (<= FT_CUDA_DECODE_ROWS) need all of it: they fail with cudaErrorNotSupported.
+ */
+static inline uint64_t ft_cuda_attention_scratch_bytes(const struct ft_model *m, uint32_t rows,
+                                                       uint32_t tokens_max)
+{
+    uint64_t r = rows < FT_CUDA_DECODE_ROWS ? rows : FT_CUDA_DECODE_ROWS;
+    uint64_t splits = ft_attention_splits(tokens_max);
+    uint64_t partials = splits > 1 ? r * m->head_count * splits * (m->head_dim + 2) * 4 : 0;
+    uint64_t blocks = m->indexer_ratio ? tokens_max / m->indexer_ratio : 0;
+    uint64_t scores = rows > r && blocks ? 264 * blocks * 4 : r * blocks * 4;
+    return ft_round_up(partials > scores ? partials : scores, 256);
+}
+
+/* Everything that both forms of attention read. */
+struct ft_attend_args {
+    const float *query, *project; /* [rows, heads, dim]; gate of head h of row r at project + r * stride + h *
+                                     query_stride + dim */
+    float *out;                   /* row r at + r * out_stride */
+    uint64_t stride, out_stride;
+    const float *sinks; /* [heads] or NULL */
+    bool gate;
+    uint32_t heads, kv_heads, group, dim, query_stride, window; /* window 0: none */
+    float scale;
+    uint32_t rows, sequences, pages_max, page_tokens;
+    uint64_t k_offset, v_offset;
+    const uint32_t *position, *row_sequence, *first_row, *row_count;
+    float *const *page;
+    /* sparse layers beyond their budget: [rows, select_stride] as ft_cuda_attention_select writes it; else
+     * NULL */
+    const uint32_t *select;
+    uint64_t select_stride;
+    uint32_t ratio;
+};
+
+/* Sequences with at most this many rows in a prefill step take the decode form, the others the tiled one. */
+#define FT_ATTENTION_SHORT_ROWS 4u
+
+/* The tiled form (attention_tiled.cu): causal attention of the step's sequences with more than `short_rows`
+ * rows. */
+bool ft_attention_tiled_takes(uint32_t dim);
+int ft_attention_tiled(const struct ft_attend_args *args, uint32_t short_rows, void *stream);
+
+static __device__ __forceinline__ float ft_attention_gate(const struct ft_attend_args &args, uint32_t row,
+                                                          uint32_t head, uint32_t i)
+{
+    return ft_sigmoid_device(
+        args.project[row * args.stride + (uint64_t)head * args.query_stride + args.dim + i]);
+}
+
+#endif

@@ -101,6 +101,22 @@ static __device__ __forceinline__ void ft_mma_bf16(float d[4], const uint32_t a[
         }
 #endif
 }
+/* Products of two bf16 pairs, rounded to nearest even, subnormals kept. */
+static __device__ __forceinline__ uint32_t ft_mul_bf16_pair(uint32_t a, uint32_t b)
+{
+#if __CUDA_ARCH__ >= 800
+    uint32_t product;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u)); /* + -0 */
+    return product;
+#else
+    float low = __uint_as_float(a << 16) * __uint_as_float(b << 16);
+    float high = __uint_as_float(a & 0xffff0000u) * __uint_as_float(b & 0xffff0000u);
+    uint32_t bits[2] = {__float_as_uint(low), __float_as_uint(high)};
+    for (int i = 0; i < 2; i++)
+        bits[i] = (bits[i] & 0x7fffffffu) > 0x7f800000u ? bits[i] | 0x400000u : bits[i] + 0x7fffu + (bits[i] >> 16 & 1u);
+    return bits[0] >> 16 | (bits[1] & 0xffff0000u);
+#endif
+}
 #endif /* !FT_CUDA_EMULATED */
 
 /* ---- numbers ---- */

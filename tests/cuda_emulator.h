@@ -241,3 +241,13 @@ static inline void ft_mma_bf16(float d[4], const uint32_t a[4], const uint32_t b
             d[row * 2 + col] = (float)sum;
         }
 }
+static inline uint32_t ft_mul_bf16_pair(uint32_t a, uint32_t b)
+{
+    uint32_t product = 0;
+    for (unsigned i = 0; i < 2; i++) {
+        uint32_t bits = __float_as_uint(ft_emulated_half(a, i) * ft_emulated_half(b, i));
+        bits = (bits & 0x7fffffffu) > 0x7f800000u ? bits >> 16 | 0x40u : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+        product |= bits << (16 * i);
+    }
+    return product;
+}

@@ -266,7 +266,7 @@ struct route_tasks {
 };
 
 template <int rows>
-static __global__ void __launch_bounds__(ROUTE_THREADS, rows <= 8 ? 2 : 1)
+static __global__ void __launch_bounds__(ROUTE_THREADS, rows <= 4 ? 2 : 1)
     route_kernel(struct route_args a, struct route_tasks tasks)
 {
     FT_SHARED(struct ft_grouping, grouping, 1);

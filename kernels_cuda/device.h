@@ -200,6 +200,21 @@ static __device__ __forceinline__ float ft_warp_max(float value)
         value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, step));
     return value;
 }
+/* The largest and the smallest over the 32 lanes, in every lane. */
+static __device__ __forceinline__ uint32_t ft_warp_max_u32(uint32_t value)
+{
+#if !defined(FT_CUDA_EMULATED) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(0xffffffffu, value);
+#else
+    for (int step = 16; step > 0; step >>= 1)
+        value = max(value, __shfl_xor_sync(0xffffffffu, value, step));
+    return value;
+#endif
+}
+static __device__ __forceinline__ uint32_t ft_warp_min_u32(uint32_t value)
+{
+    return ~ft_warp_max_u32(~value);
+}
 /* The sum over a block whose size is a multiple of 32, in every thread; `scratch` [33] in shared memory; all threads
  * call it. */
 static __device__ __forceinline__ float ft_block_sum(float value, float *scratch)

@@ -140,7 +140,7 @@ template <class T> static inline T __ldg(const T *p) { return *p; }
 template <class T> static inline T __ldcs(const T *p) { return *p; }
 template <class T> static inline T __ldcg(const T *p) { return *p; }
 template <class T> static inline T __ldca(const T *p) { return *p; }
-template <class T> static inline T __ldcv(const T *p) { return *(const volatile T *)p; }
+template <class T> static inline T __ldcv(const T *p) { asm volatile("" ::: "memory"); return *p; }
 template <class T> static inline void __stcs(T *p, T v) { *p = v; }
 template <class T> static inline void __stcg(T *p, T v) { *p = v; }
 template <class T> static inline T atomicAdd(T *p, T v)

@@ -132,22 +132,33 @@ struct panels {
     uint32_t row0[PANELS];
 };
 
+/* By value, field by field: a pointer to one of two would send both to local memory. */
+static __device__ __forceinline__ struct ft_expert_matrix panel_matrix(const struct panels *p, bool second)
+{
+    struct ft_expert_matrix m = p->m[0];
+    m.data = second ? p->m[1].data : m.data;
+    m.scale = second ? p->m[1].scale : m.scale;
+    return m;
+}
+
 template <int kind>
 static __device__ __forceinline__ struct ft_expert_raw
 load_run(const struct ft_expert_layout *layout, const struct panels *p, uint32_t row, uint32_t k)
 {
-    uint32_t panel = row / PANEL, in = p->m[0].in;
-    uint32_t at = (panel ? p->row0[1] : p->row0[0]) + row % PANEL, last = p->m[0].out - 1;
-    at = min(at, last);
-    if (kind != FT_EXPERT_SLOW)
-        return ft_expert_load<kind>(layout, panel ? &p->m[1] : &p->m[0], at, k);
-    struct ft_expert_raw raw;
-    float v[8];
-    for (uint32_t i = 0; i < 8; i++)
-        v[i] = k + i < in ? ft_dense_element(panel ? &p->view[1] : &p->view[0], at, k + i) : 0.0f;
-    raw.data = pack_eight<FT_EXPERT_SLOW>(v);
-    raw.scale = 0;
-    return raw;
+    bool second = row >= PANEL;
+    uint32_t at = min((second ? p->row0[1] : p->row0[0]) + row % PANEL, p->m[0].out - 1);
+    struct ft_expert_matrix m = panel_matrix(p, second);
+    if constexpr (kind != FT_EXPERT_SLOW) {
+        return ft_expert_load<kind>(layout, &m, at, k);
+    } else {
+        struct ft_expert_raw raw;
+        float v[8];
+        for (uint32_t i = 0; i < 8; i++)
+            v[i] = k + i < m.in ? ft_dense_element(&p->view[second], at, k + i) : 0.0f;
+        raw.data = pack_eight<kind>(v);
+        raw.scale = 0;
+        return raw;
+    }
 }
 
 /* ---- the product ---- */

@@ -127,8 +127,18 @@ static int check_options(const struct ft_routing_options *o, struct ft_error *er
                         FT_EXPERTS_MAX);
 }
 
+/* stacks [layer, row, expert_count] before step 0; NULL: no memory. */
+static uint16_t *make_stacks(const struct ft_routing_options *o, uint64_t *random)
+{
+    uint64_t count = (uint64_t)o->layer_count * o->row_count;
+    uint16_t *stacks = malloc(count * o->expert_count * sizeof *stacks);
+    for (uint64_t i = 0; stacks && i < count; i++)
+        shuffle(stacks + i * o->expert_count, o->expert_count, random);
+    return stacks;
+}
+
 int ft_routing_generate(const struct ft_routing_options *options, struct ft_routing *routing,
-                        uint32_t slot_count, struct ft_routing_warm *warm, struct ft_error *err)
+                        struct ft_error *err)
 {
     const struct ft_routing_options *o = options;
     *routing = (struct ft_routing){0};
@@ -136,19 +146,14 @@ int ft_routing_generate(const struct ft_routing_options *options, struct ft_rout
     if (status != FT_OK)
         return status;
     uint64_t stack_count = (uint64_t)o->layer_count * o->row_count, random = o->seed;
-    uint64_t id_count = stack_count * o->step_count * o->topk;
-    uint16_t *stacks = malloc(stack_count * o->expert_count * sizeof *stacks);
-    uint16_t *ids = malloc(id_count * sizeof *ids);
+    uint64_t draws = stack_count * o->step_count;
+    uint16_t *stacks = make_stacks(o, &random), *ids = malloc(draws * o->topk * sizeof *ids);
     if (!stacks || !ids) {
         free(stacks);
         free(ids);
         return ft_error_set(err, FT_MEMORY, "no memory for the routing of %u steps", o->step_count);
     }
-    for (uint64_t s = 0; s < stack_count; s++)
-        shuffle(stacks + s * o->expert_count, o->expert_count, &random);
-    if (warm)
-        status = fill_warm(stacks, o, slot_count, warm, err);
-    for (uint64_t i = 0; status == FT_OK && i < id_count / o->topk; i++)
+    for (uint64_t i = 0; i < draws; i++)
         draw_row(stacks + i % stack_count * o->expert_count, o, &random, ids + i * o->topk);
     free(stacks);
     *routing = (struct ft_routing){.step_count = o->step_count,
@@ -156,8 +161,21 @@ int ft_routing_generate(const struct ft_routing_options *options, struct ft_rout
                                    .row_count = o->row_count,
                                    .topk = o->topk,
                                    .ids = ids};
+    return FT_OK;
+}
+
+int ft_routing_list_warm(const struct ft_routing_options *options, uint32_t slot_count,
+                         struct ft_routing_warm *warm, struct ft_error *err)
+{
+    uint64_t random = options->seed;
+    warm->count = 0;
+    int status = check_options(options, err);
     if (status != FT_OK)
-        ft_routing_free(routing);
+        return status;
+    uint16_t *stacks = make_stacks(options, &random);
+    status = stacks ? fill_warm(stacks, options, slot_count, warm, err)
+                    : ft_error_set(err, FT_MEMORY, "no memory to list warm experts");
+    free(stacks);
     return status;
 }
 

@@ -41,10 +41,12 @@ struct ft_routing_warm {
     uint32_t *layer, *expert; /* [count] */
 };
 
-/* warm may be NULL; else layer and expert are the caller's with room for slot_count entries, and the top of
- * the stacks before step 0 is written there: the same number in every layer, rows taking turns. */
 int ft_routing_generate(const struct ft_routing_options *options, struct ft_routing *routing,
-                        uint32_t slot_count, struct ft_routing_warm *warm, struct ft_error *err);
+                        struct ft_error *err);
+/* The top of the stacks before step 0 of the same options: the same number in every layer, rows taking turns.
+ * layer and expert are the caller's, with room for slot_count entries. */
+int ft_routing_list_warm(const struct ft_routing_options *options, uint32_t slot_count,
+                         struct ft_routing_warm *warm, struct ft_error *err);
 void ft_routing_free(struct ft_routing *routing);
 
 struct ft_routing_count {

@@ -9,7 +9,7 @@
 static bool generate(const struct ft_routing_options *options, struct ft_routing *routing)
 {
     struct ft_error err;
-    int status = ft_routing_generate(options, routing, 0, NULL, &err);
+    int status = ft_routing_generate(options, routing, &err);
     CHECK_EQ(status, FT_OK);
     return status == FT_OK;
 }
@@ -88,7 +88,8 @@ TEST(warm_slots_start_at_the_hit_rate_that_they_keep)
     struct ft_routing routing;
     struct ft_routing_count cold, warmed;
     struct ft_error err;
-    CHECK_OK(ft_routing_generate(&options, &routing, LAYERS * 78, &warm, &err), &err);
+    CHECK_OK(ft_routing_generate(&options, &routing, &err), &err);
+    CHECK_OK(ft_routing_list_warm(&options, LAYERS * 78, &warm, &err), &err);
     CHECK_EQ(warm.count, LAYERS * 78);
     CHECK_OK(ft_routing_lru(&routing, 512, LAYERS * 78, NULL, 0, 3, &cold, &err), &err);
     CHECK_OK(ft_routing_lru(&routing, 512, LAYERS * 78, &warm, 0, 400, &warmed, &err), &err);
@@ -103,7 +104,7 @@ TEST(impossible_routing_is_refused)
     struct ft_routing routing;
     struct ft_routing_count count;
     struct ft_error err;
-    CHECK_EQ(ft_routing_generate(&options, &routing, 0, NULL, &err), FT_USAGE);
+    CHECK_EQ(ft_routing_generate(&options, &routing, &err), FT_USAGE);
     const uint16_t ids[] = {7};
     routing = (struct ft_routing){1, 1, 1, 1, ids};
     CHECK_EQ(ft_routing_lru(&routing, 7, 1, NULL, 0, 1, &count, &err), FT_USAGE);

@@ -284,7 +284,8 @@ TEST(given_routing_is_obeyed_in_decode_steps_and_lru_predicts_its_misses)
     uint32_t layer[24], expert[24];
     struct ft_routing_warm warm = {.layer = layer, .expert = expert};
     struct ft_routing routing;
-    CHECK_OK(ft_routing_generate(&options, &routing, 24, &warm, &err), &err);
+    CHECK_OK(ft_routing_generate(&options, &routing, &err), &err);
+    CHECK_OK(ft_routing_list_warm(&options, 24, &warm, &err), &err);
     struct run run = {.strategy = FT_STRATEGY_OFFLOAD,
                       .slots = 24,
                       .sequences = 2,
@@ -325,7 +326,7 @@ TEST(given_routing_gives_the_same_tokens_with_every_strategy)
     const struct ft_routing_options options = {STEPS,      model.layer_count,  3,
                                                model.topk, model.expert_count, 3};
     struct ft_routing routing;
-    CHECK_OK(ft_routing_generate(&options, &routing, 0, NULL, &err), &err);
+    CHECK_OK(ft_routing_generate(&options, &routing, &err), &err);
     static const enum ft_strategy strategies[] = {FT_STRATEGY_CPU, FT_STRATEGY_OFFLOAD, FT_STRATEGY_HYBRID};
     static struct run runs[3], free_run;
     for (uint32_t s = 0; s < 3; s++) {

@@ -20,6 +20,7 @@
 #include "tools/interrupt.h"
 #include "tools/json_out.h"
 #include "tools/open.h"
+#include "tools/shapes.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -112,19 +113,6 @@ static void take_step(void *context, const struct ft_trace_step *step)
     s->over_ns = s->exposed_ns - FT_MAX(0.0, s->read_ns - s->before_ns);
 }
 
-/* The model with hash tables as large as the file allows. */
-static int stretch(struct ft_model *model, uint64_t row_count, struct ft_error *err)
-{
-    uint32_t heads = model->ple[0].head_count;
-    uint64_t each = row_count / heads;
-    if (each < 100000)
-        return ft_error_set(err, FT_USAGE, "--bytes: the engine's part needs a table of %u MiB at least",
-                            (uint32_t)(100000ull * heads * model->ple[0].row_width >> 20) + 1);
-    model->ngram_vocab_base = each - each / 100; /* primes after it stay below `each` */
-    model->ngram_vocab_multiple = 1;
-    return ft_model_finish(model, err);
-}
-
 static int decode(struct ft_session *session, const struct options *options, struct ft_error *err)
 {
     static const uint32_t prompt[] = {41, 1384, 223, 19};
@@ -156,7 +144,7 @@ static int run_session(const struct options *options, const char *path, struct f
     struct ft_session *session = NULL;
     int status = ft_row_tables_open_file(&tables, path, model->ple[0].row_width, err);
     if (status == FT_OK)
-        status = stretch(model, ft_row_table_row_count(tables, 0), err);
+        status = ft_shapes_fit_ple(model, ft_row_table_row_count(tables, 0), err);
     struct ft_session_options o = {.model = model,
                                    .weights = &engine->loaded.weights,
                                    .ple = tables,

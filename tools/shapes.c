@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define ROPE_THETA_DEFAULT 1e6
+#define PLE_HEAD_ROWS_MIN 100000ull
 
 /* From tests/data/cases/shapes.json; a test compares them. */
 static const struct {
@@ -208,4 +209,21 @@ int ft_shapes_read(const char *shape, const struct ft_shape_cuts *cuts, struct f
     if (status == FT_OK)
         write_label(shape, cuts, model, label, cap);
     return status;
+}
+
+int ft_shapes_fit_ple(struct ft_model *model, uint64_t row_count, struct ft_error *err)
+{
+    if (model->ple_count != 1)
+        return ft_error_set(err, FT_UNSUPPORTED, "a model with one PLE table is needed, this one has %u",
+                            model->ple_count);
+    uint32_t heads = model->ple[0].head_count;
+    uint64_t each = row_count / heads;
+    if (each < PLE_HEAD_ROWS_MIN)
+        return ft_error_set(
+            err, FT_USAGE, "the PLE table has %llu rows; make it %llu MiB at least",
+            (unsigned long long)row_count,
+            (unsigned long long)((PLE_HEAD_ROWS_MIN * heads * model->ple[0].row_width >> 20) + 1));
+    model->ngram_vocab_base = each - each / 100; /* primes after it stay below `each` */
+    model->ngram_vocab_multiple = 1;
+    return ft_model_finish(model, err);
 }

@@ -28,4 +28,8 @@ const char *ft_shapes_name(uint32_t index);
 int ft_shapes_read(const char *shape, const struct ft_shape_cuts *cuts, struct ft_model *model, char *label,
                    size_t cap, struct ft_error *err);
 
+/* Makes the one PLE table of a model as large as a table of row_count rows allows: row numbers stay below it.
+ * FT_UNSUPPORTED: another number of tables; FT_USAGE: fewer than 100,000 rows a hash head. */
+int ft_shapes_fit_ple(struct ft_model *model, uint64_t row_count, struct ft_error *err);
+
 #endif

@@ -68,7 +68,7 @@ enum ft_op {
 const char *ft_op_name(enum ft_op op);
 const char *ft_op_axis(enum ft_op op);
 enum ft_class ft_op_class(enum ft_op op);
-const char *ft_class_name(enum ft_class op_class);
+const char *ft_class_name(enum ft_class which);
 
 /* Why a lane waited. */
 enum ft_wait {

@@ -116,6 +116,9 @@ struct ft_policy {
     void (*decide_layer)(void *state, const struct ft_layer_in *in, struct ft_layer_out *out);
     void (*observe)(void *state, const struct ft_observation *observation); /* may be NULL */
     void (*step_end)(void *state, const struct ft_step_summary *summary);   /* may be NULL */
+    /* A policy that repeats given choices: how many it could not repeat so far. NULL for the others. Called between
+     * steps. */
+    uint64_t (*departures)(const void *state);
 };
 
 /* The safe default: resident -> device; missing -> CPU. Needs no state. */

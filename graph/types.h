@@ -35,7 +35,8 @@ enum ft_dtype {
     FT_DTYPE_COUNT
 };
 
-/* How a weight matrix is held in memory. Sources of the layouts: the published checkpoints (README, glossary). */
+/* How a weight matrix is held in memory. Sources of the layouts: the published checkpoints (README,
+ * glossary). */
 enum ft_format {
     FT_FORMAT_F32,
     FT_FORMAT_BF16,
@@ -60,6 +61,15 @@ enum ft_lane {
 
 enum ft_device { FT_DEVICE_NONE, FT_DEVICE_HOST, FT_DEVICE_CUDA, FT_DEVICE_COUNT };
 
+/* How a GPU step and its driver thread meet. */
+enum ft_handshake {
+    FT_HANDSHAKE_AUTO,
+    FT_HANDSHAKE_MEMOP,  /* captured step; the copy stream raises the flag by a stream memory operation */
+    FT_HANDSHAKE_KERNEL, /* captured step; the copy stream raises the flag by a one-thread kernel */
+    FT_HANDSHAKE_LAUNCH, /* nothing captured: the driver launches segment after segment */
+    FT_HANDSHAKE_COUNT
+};
+
 /* As the user names it. AUTO is resolved by the planner into a policy. */
 enum ft_strategy {
     FT_STRATEGY_AUTO,
@@ -70,12 +80,12 @@ enum ft_strategy {
     FT_STRATEGY_COUNT
 };
 
-const char *ft_dtype_name(enum ft_dtype dtype);       /* "BF16", as in safetensors headers */
-uint32_t ft_dtype_bytes(enum ft_dtype dtype);         /* bytes per element */
-const char *ft_format_name(enum ft_format format);    /* "nvfp4" */
-const char *ft_lane_name(enum ft_lane lane);          /* "cpu" */
-const char *ft_tier_name(enum ft_tier tier);          /* "ram" */
-const char *ft_device_name(enum ft_device device);    /* "host" */
+const char *ft_dtype_name(enum ft_dtype dtype);    /* "BF16", as in safetensors headers */
+uint32_t ft_dtype_bytes(enum ft_dtype dtype);      /* bytes per element */
+const char *ft_format_name(enum ft_format format); /* "nvfp4" */
+const char *ft_lane_name(enum ft_lane lane);       /* "cpu" */
+const char *ft_tier_name(enum ft_tier tier);       /* "ram" */
+const char *ft_device_name(enum ft_device device); /* "host" */
 const char *ft_strategy_name(enum ft_strategy strategy);
 bool ft_strategy_find(const char *name, enum ft_strategy *strategy); /* false: no such name */
 bool ft_device_find(const char *name, enum ft_device *device);

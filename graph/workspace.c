@@ -84,3 +84,18 @@ void ft_workspace_init(struct ft_workspace *workspace, const struct ft_model *mo
     workspace->logits = reserve(workspace, (uint64_t)logit_rows * model->vocab);
     workspace->sample_index = reserve(workspace, (uint64_t)logit_rows * model->vocab);
 }
+
+void ft_workspace_init_host(struct ft_workspace *workspace, const struct ft_model *model, uint32_t rows,
+                            uint32_t expert_rows)
+{
+    uint64_t tables = model->ple_count, picks = (uint64_t)expert_rows * model->topk;
+    *workspace = (struct ft_workspace){.rows = rows};
+    find_widths(workspace, model);
+    workspace->x = reserve(workspace, (uint64_t)expert_rows * model->hidden);
+    workspace->topk_ids = reserve(workspace, picks);
+    workspace->topk_weights = reserve(workspace, picks);
+    workspace->expert_h = reserve(workspace, picks * model->expert_width);
+    workspace->expert_y = reserve(workspace, picks * model->hidden);
+    workspace->ple_raw = reserve(workspace, ft_div_up(tables * rows * workspace->ple_row_bytes, 4));
+    workspace->ple_e = reserve(workspace, tables * rows * model->ple_embed_dim);
+}

@@ -44,5 +44,10 @@ struct ft_workspace {
 };
 void ft_workspace_init(struct ft_workspace *workspace, const struct ft_model *model, uint32_t rows,
                        uint32_t sequences, uint32_t logit_rows);
+/* What the host keeps beside a GPU that runs the dense ops: PLE rows of every row, and the buffers of the
+ * CPU's experts (x, topk_ids, topk_weights, expert_h, expert_y) for `expert_rows` rows. The other offsets are
+ * 0 and unused. */
+void ft_workspace_init_host(struct ft_workspace *workspace, const struct ft_model *model, uint32_t rows,
+                            uint32_t expert_rows);
 
 #endif

@@ -3,9 +3,13 @@
  * Banks of experts, from the three ways in which checkpoints store them:
  *
  *   one by one   experts.<e>.{gate,up,down}_proj in any format of a projection
- *   fused        experts.gate_up_proj [E, 2I, H] (gate rows, then up rows), experts.down_proj [E, H, I],
- * float mxfp4        experts.{gate_up,down}_proj_{blocks,scales,bias}; gate and up rows interleaved (even
- * rows gate)
+ *   fused        experts.gate_up_proj [E, 2I, H] (gate rows, then up rows), experts.down_proj [E, H, I]:
+ * float, or e4m3 with experts.{gate_up,down}_proj_scale_inv [E, blocks, blocks] mxfp4
+ * experts.{gate_up,down}_proj_{blocks,scales,bias}; gate and up rows interleaved (even rows gate)
+ *
+ * A layer has one format; layers may differ. Blocks of 16 or 32 inputs must divide the rows; the blocks of
+ * fp8_block may be partial at the edges. A scale that is NaN or Inf is a damaged checkpoint and refused while
+ * it is read (FT_NUMERIC, bind_apply.c); subnormal scales and zeros are numbers.
  */
 #include "io/bind_internal.h"
 
@@ -84,51 +88,119 @@ static int bind_one_by_one(struct ft_binder *b, const char *prefix, struct ft_la
     return FT_OK;
 }
 
-/* Range [from, from + bytes) of a fused tensor, converted when the bank is f32. */
-static int add_fused(struct ft_binder *b, const struct ft_tensor *tensor, uint64_t from, uint64_t bytes,
-                     uint64_t destination)
+/* ---- fused ---- */
+
+#define FUSED_WANTED                                                                                         \
+    "fused experts are read as BF16, F16, F32, or F8_E4M3 with a _scale_inv per block; other formats are "   \
+    "read one expert at a time (experts.<e>.gate_proj, up_proj, down_proj)"
+
+/* One fused tensor [E, out, in]; scale only with fp8_block: [E, blocks of out, blocks of in]. */
+struct fused {
+    const struct ft_tensor *data, *scale;
+    enum ft_format format;
+};
+
+static int need_fused(const struct ft_binder *b, const char *prefix, const char *suffix, uint32_t out,
+                      uint32_t in, struct fused *fused)
 {
-    if (tensor->dtype != FT_DTYPE_BF16)
-        return ft_binder_add_f32(b, tensor, from, bytes, destination);
-    return ft_binder_add(b, tensor,
-                         (struct ft_load_part){.offset = from,
-                                               .bytes = bytes,
-                                               .destination = destination,
-                                               .unit_bytes = 2,
-                                               .check = FT_LOAD_CHECK_BF16});
+    const uint32_t fp8 = 1u << FT_DTYPE_F8_E4M3;
+    const uint64_t shape[3] = {b->model->expert_count, out, in};
+    const uint64_t scale_shape[3] = {b->model->expert_count, ft_div_up(out, ft_binder_block_out(b)),
+                                     ft_div_up(in, ft_binder_block_in(b))};
+    char name[64];
+    const struct ft_tensor *found = ft_binder_find(b, prefix, suffix);
+    if (found && found->dtype < FT_DTYPE_COUNT && !((FT_DTYPES_FLOAT | fp8) >> found->dtype & 1))
+        return ft_error_set(b->err, FT_UNSUPPORTED, "%s: tensor %s is %s: " FUSED_WANTED,
+                            ft_checkpoint_file_path(b->checkpoint, found->file), found->name,
+                            ft_dtype_name(found->dtype));
+    *fused = (struct fused){0};
+    int status = ft_binder_need(b, prefix, suffix, FT_DTYPES_FLOAT | fp8, shape, 3, &fused->data);
+    if (status)
+        return status;
+    fused->format = fused->data->dtype == FT_DTYPE_BF16 ? FT_FORMAT_BF16 : FT_FORMAT_F32;
+    if (fused->data->dtype != FT_DTYPE_F8_E4M3)
+        return FT_OK;
+    fused->format = FT_FORMAT_FP8_BLOCK;
+    snprintf(name, sizeof name, "%s_scale_inv", suffix);
+    return ft_binder_need(b, prefix, name, 1u << FT_DTYPE_F32 | 1u << FT_DTYPE_BF16, scale_shape, 3,
+                          &fused->scale);
+}
+
+/* Share `index` of `count` equal ones of a fused tensor: to a matrix whose data and scales lie there. */
+static int add_fused(struct ft_binder *b, const struct fused *fused, uint64_t index, uint64_t count,
+                     uint64_t data_at, uint64_t scale_at)
+{
+    uint64_t bytes = fused->data->bytes / count;
+    struct ft_load_part part = {
+        .offset = index * bytes, .bytes = bytes, .destination = data_at, .unit_bytes = 1};
+    if (fused->format == FT_FORMAT_F32)
+        return ft_binder_add_f32(b, fused->data, index * bytes, bytes, data_at);
+    part.check = FT_LOAD_CHECK_E4M3;
+    if (fused->format == FT_FORMAT_BF16) {
+        part.unit_bytes = 2;
+        part.check = FT_LOAD_CHECK_BF16;
+    }
+    int status = ft_binder_add(b, fused->data, part);
+    if (status || !fused->scale)
+        return status;
+    bytes = fused->scale->bytes / count;
+    return ft_binder_add_f32(b, fused->scale, index * bytes, bytes, scale_at);
+}
+
+static int check_fused(const struct ft_binder *b, const struct fused *up, const struct fused *down)
+{
+    if (up->format != down->format)
+        return ft_error_set(b->err, FT_UNSUPPORTED,
+                            "%s: %s is %s, but %s is %s: all experts of a layer must have one format",
+                            ft_checkpoint_dir(b->checkpoint), up->data->name, ft_dtype_name(up->data->dtype),
+                            down->data->name, ft_dtype_name(down->data->dtype));
+    if (up->scale && b->model->expert_width % ft_binder_block_out(b))
+        return ft_error_set(
+            b->err, FT_UNSUPPORTED,
+            "%s: %s: a block of %u rows would hold rows of gate and of up, because "
+            "moe_intermediate_size is %u; wanted a multiple of the block, or experts one by one",
+            ft_checkpoint_dir(b->checkpoint), up->scale->name, ft_binder_block_out(b),
+            b->model->expert_width);
+    return FT_OK;
 }
 
 static int bind_fused(struct ft_binder *b, const char *prefix, struct ft_layer_weights *layer)
 {
     const struct ft_model *m = b->model;
-    const uint64_t up_shape[3] = {m->expert_count, 2ull * m->expert_width, m->hidden};
-    const uint64_t down_shape[3] = {m->expert_count, m->hidden, m->expert_width};
     const struct ft_expert_layout *l = &layer->expert_layout;
-    const struct ft_tensor *up, *down;
+    struct fused up, down;
     uint64_t bank;
     int status;
-    if ((status = ft_binder_need(b, prefix, ".gate_up_proj", FT_DTYPES_FLOAT, up_shape, 3, &up)) ||
-        (status = ft_binder_need(b, prefix, ".down_proj", FT_DTYPES_FLOAT, down_shape, 3, &down)))
+    if ((status = need_fused(b, prefix, ".gate_up_proj", 2 * m->expert_width, m->hidden, &up)) ||
+        (status = need_fused(b, prefix, ".down_proj", m->hidden, m->expert_width, &down)) ||
+        (status = check_fused(b, &up, &down)) || (status = take_bank(b, layer, up.format, false, &bank)))
         return status;
-    if ((up->dtype == FT_DTYPE_BF16) != (down->dtype == FT_DTYPE_BF16))
-        return ft_error_set(b->err, FT_UNSUPPORTED,
-                            "%s: %s is %s, but %s is %s: all experts of a layer must have one format",
-                            ft_checkpoint_dir(b->checkpoint), up->name, ft_dtype_name(up->dtype), down->name,
-                            ft_dtype_name(down->dtype));
-    if ((status =
-             take_bank(b, layer, up->dtype == FT_DTYPE_BF16 ? FT_FORMAT_BF16 : FT_FORMAT_F32, false, &bank)))
-        return status;
-    uint64_t matrix_bytes = up->bytes / m->expert_count / 2; /* of gate, and of up */
-    uint64_t down_bytes = down->bytes / m->expert_count;
-    for (uint32_t e = 0; e < m->expert_count; e++) {
-        uint64_t blob = bank + (uint64_t)e * l->stride;
-        if ((status = add_fused(b, up, 2 * e * matrix_bytes, matrix_bytes, blob + l->gate_offset)) ||
-            (status = add_fused(b, up, (2 * e + 1ull) * matrix_bytes, matrix_bytes, blob + l->up_offset)) ||
-            (status = add_fused(b, down, e * down_bytes, down_bytes, blob + l->down_offset)))
+    for (uint64_t e = 0, count = m->expert_count; e < count; e++) {
+        uint64_t blob = bank + e * l->stride;
+        if ((status = add_fused(b, &up, 2 * e, 2 * count, blob + l->gate_offset,
+                                at(blob, l->gate_scale_offset))) ||
+            (status = add_fused(b, &up, 2 * e + 1, 2 * count, blob + l->up_offset,
+                                at(blob, l->up_scale_offset))) ||
+            (status = add_fused(b, &down, e, count, blob + l->down_offset, at(blob, l->down_scale_offset))))
             return status;
     }
     return FT_OK;
 }
+
+/* Fused experts in a form that is not read: said by name instead of "experts.0.gate_proj is missing". */
+static int refuse_other_fused(const struct ft_binder *b, const char *prefix)
+{
+    static const char *const names[] = {".gate_up_proj.weight", ".gate_up_proj.weight_packed",
+                                        ".gate_up_proj_packed", ".gate_up_proj_blocks",
+                                        ".gate_up_proj.weight_scale"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (ft_binder_find(b, prefix, names[i]))
+            return ft_error_set(b->err, FT_UNSUPPORTED, "%s: tensor %s%s: " FUSED_WANTED,
+                                ft_checkpoint_dir(b->checkpoint), prefix, names[i]);
+    return FT_OK;
+}
+
+/* ---- mxfp4 ---- */
 
 struct mxfp4_tensors {
     const struct ft_tensor *up_data, *up_scale, *up_bias, *down_data, *down_scale, *down_bias;
@@ -233,5 +305,6 @@ int ft_binder_experts(struct ft_binder *b, const char *prefix, struct ft_layer_w
         return bind_mxfp4(b, prefix, layer);
     if (ft_binder_find(b, prefix, ".gate_up_proj"))
         return bind_fused(b, prefix, layer);
-    return bind_one_by_one(b, prefix, layer);
+    int status = refuse_other_fused(b, prefix);
+    return status ? status : bind_one_by_one(b, prefix, layer);
 }

@@ -69,7 +69,11 @@ static int pool_start_threads(struct ft_pread_pool *pool, uint32_t thread_count,
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (pool->thread_count == 0) /* fewer than asked is slower, none is an error */
-        return ft_error_set(err, FT_SYSTEM, "pread pool: no thread can be started: %s", strerror(number));
+        return ft_error_set(
+            err, FT_SYSTEM,
+            "pread pool: no thread can be started: %s; raise the process limit (ulimit -u, pids.max) or the "
+            "limit of address space (ulimit -v)",
+            strerror(number));
     return FT_OK;
 }
 

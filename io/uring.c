@@ -128,15 +128,29 @@ static void note_refusal(struct ft_reader *reader, int number)
              strerror(number), why, remedy);
 }
 
+/* Does the kernel know the reads that are submitted? io_uring_get_probe_ring would hide why it could not ask.
+ */
+static int ring_probe_reads(struct ft_reader *reader)
+{
+    enum { OPS = 256 }; /* an opcode has 8 bits */
+    struct io_uring_probe *probe = calloc(1, sizeof *probe + OPS * sizeof probe->ops[0]);
+    if (!probe)
+        return -ENOMEM;
+    int status = io_uring_register_probe(&reader->ring, probe, OPS);
+    bool can_read = status >= 0 && io_uring_opcode_supported(probe, IORING_OP_READ) &&
+                    io_uring_opcode_supported(probe, IORING_OP_READ_FIXED);
+    free(probe);
+    if (can_read)
+        return 0;
+    return status < 0 && status != -EINVAL ? status : -ENOSYS;
+}
+
 /* A ring that was granted may still do nothing (sandboxes): one no-op must come back in bounded time. */
 static int ring_probe(struct ft_reader *reader)
 {
-    struct io_uring_probe *probe = io_uring_get_probe_ring(&reader->ring);
-    bool can_read = probe && io_uring_opcode_supported(probe, IORING_OP_READ) &&
-                    io_uring_opcode_supported(probe, IORING_OP_READ_FIXED);
-    io_uring_free_probe(probe);
-    if (!can_read)
-        return -ENOSYS;
+    int refused = ring_probe_reads(reader);
+    if (refused)
+        return refused;
     struct io_uring_sqe *entry = io_uring_get_sqe(&reader->ring);
     if (!entry)
         return -EINVAL;

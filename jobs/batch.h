@@ -32,6 +32,7 @@ struct ft_batch_sequence {
 struct ft_batch {
     uint32_t rows, sequence_count, logit_rows;
     bool prefill;                        /* some sequence brings more than one row */
+    uint32_t decode_step;                /* steps without prefill rows before this one, since open */
     uint32_t *token;                     /* [rows] */
     uint32_t *position;                  /* [rows] */
     uint32_t *row_sequence;              /* [rows] index into sequences */

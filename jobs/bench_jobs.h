@@ -34,7 +34,8 @@ struct ft_bench_jobs_result {
     double ns_per_steal;   /* wall time per job when every job is taken from another thread's ring */
     double wake_ns_min;    /* from the push to the first instruction of the job, worker parked */
     double wake_ns_median;
-    double trace_ns_per_job; /* two clock reads and one record into a trace ring, as the step runner does per job */
+    double trace_ns_per_job; /* two clock reads and one record into a trace ring, as the step runner does per
+                                job */
 };
 
 int ft_bench_jobs_run(const struct ft_bench_jobs_options *options, struct ft_bench_jobs_result *result,

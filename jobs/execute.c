@@ -225,6 +225,24 @@ static void run_mlp_down(struct ft_execute *x, const struct ft_mlp_weights *mlp,
                             x->model->hidden);
 }
 
+/* Ids as given, weights by the logits that the router has for them. */
+static void force_choice(const struct ft_execute *x, uint32_t layer, uint32_t row, const float *logits,
+                         uint32_t *ids, float *weights)
+{
+    uint32_t k = x->model->topk;
+    const uint16_t *forced = ft_routing_row(x->routing, x->batch->decode_step, layer, row);
+    float max = logits[forced[0]], sum = 0;
+    for (uint32_t j = 1; j < k; j++)
+        max = FT_MAX(max, logits[forced[j]]);
+    for (uint32_t j = 0; j < k; j++) {
+        ids[j] = forced[j];
+        weights[j] = __builtin_expf(logits[forced[j]] - max);
+        sum += weights[j];
+    }
+    for (uint32_t j = 0; j < k; j++)
+        weights[j] /= sum;
+}
+
 static void run_router(struct ft_execute *x, uint32_t layer)
 {
     const struct ft_model *m = x->model;
@@ -243,6 +261,8 @@ static void run_router(struct ft_execute *x, uint32_t layer)
                 ids[j] = j;
                 weights[j] = 0;
             }
+        } else if (x->routing && !x->batch->prefill) {
+            force_choice(x, layer, r, logits + (uint64_t)r * m->expert_count, ids, weights);
         }
         capture_topk(x, layer, r, ids);
     }

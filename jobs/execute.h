@@ -8,6 +8,7 @@
 #define FT_JOBS_EXECUTE_H
 
 #include "graph/graph.h"
+#include "graph/routing.h"
 #include "graph/weights.h"
 #include "graph/workspace.h"
 #include "jobs/batch.h"
@@ -26,6 +27,7 @@ struct ft_active {
     uint32_t *last_used;  /* [count] */
     uint8_t *place, *reason;
     uint32_t *victim;
+    uint32_t *evicted; /* [count] fetched: what the victim held, layer * expert_count + expert, or FT_NONE */
     float *predicted_ns;
     const void **blob; /* [count] where the expert's weights are read: bank, slot or staging */
     uint32_t *group;   /* [count] active indices in the order of the device's groups */
@@ -35,6 +37,7 @@ struct ft_execute {
     const struct ft_model *model;
     const struct ft_weights *weights;
     const struct ft_kernels *kernels;
+    const struct ft_routing *routing; /* replaces the router's choice in decode steps; NULL = none */
     struct ft_state_layout state;
     struct ft_kv_layout kv;
     struct ft_workspace space;

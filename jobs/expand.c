@@ -23,7 +23,9 @@ static void group_rows(struct ft_step *step)
     struct ft_active *a = &step->x.active;
     const struct ft_model *m = step->model;
     uint32_t rows = step->x.batch->rows, k = m->topk;
-    const uint32_t *ids = (const uint32_t *)ft_execute_at(&step->x, step->x.space.topk_ids, 0, 0);
+    const uint32_t *ids = step->router_ids
+                              ? step->router_ids
+                              : (const uint32_t *)ft_execute_at(&step->x, step->x.space.topk_ids, 0, 0);
     uint32_t *of_expert = a->group; /* [expert_count] scratch: first counts, then active index */
     memset(of_expert, 0, m->expert_count * sizeof *of_expert);
     for (uint32_t i = 0; i < rows * k; i++)
@@ -49,6 +51,29 @@ static void group_rows(struct ft_step *step)
 }
 
 /* ---- the policy's answer ---- */
+
+/* A GPU computes all experts of a prefill step (its rows would keep the CPU busy for long); in a captured
+ * decode step every fetch of a layer needs a slot of its own. */
+static void suit_gpu(struct ft_step *step, bool prefill)
+{
+    struct ft_active *a = &step->x.active;
+    for (uint32_t i = 0; i < a->count; i++) {
+        if (prefill && a->place[i] == FT_PLACE_CPU) {
+            a->place[i] = FT_PLACE_FETCH;
+            a->reason[i] = FT_REASON_STAGED;
+        }
+        if (!step->single_wave || prefill || a->place[i] != FT_PLACE_FETCH)
+            continue;
+        bool taken = step->slots.busy[a->victim[i]];
+        for (uint32_t j = 0; j < i && !taken; j++)
+            taken = a->place[j] == FT_PLACE_FETCH && a->victim[j] == a->victim[i];
+        if (taken) {
+            a->place[i] = FT_PLACE_CPU;
+            a->reason[i] = FT_REASON_NO_SLOT;
+            a->victim[i] = FT_NONE;
+        }
+    }
+}
 
 static void decide(struct ft_step *step, uint32_t layer)
 {
@@ -80,6 +105,8 @@ static void decide(struct ft_step *step, uint32_t layer)
     ft_slots_view(&step->slots, &in.slots);
     step->policy->decide_layer(step->policy_state, &in, &out);
     step->repairs += ft_policy_check_answer(&in, &out);
+    if (step->cuda)
+        suit_gpu(step, in.prefill);
 }
 
 static void record_choices(struct ft_step *step, uint32_t thread, uint32_t layer)
@@ -236,6 +263,7 @@ static void add_waves(struct filler *f, uint32_t layer)
                 a->blob[next] = step->staging[wave % 2] + step->staging_stride * (taken - 1);
             } else {
                 uint32_t slot = a->victim[next];
+                a->evicted[next] = ft_slots_holder(&step->slots, slot);
                 ft_slots_take(&step->slots, slot, layer, a->expert[next], step->step_number, !busy);
                 a->slot[next] = slot;
                 a->blob[next] = ft_slots_memory(&step->slots, slot);
@@ -249,6 +277,7 @@ static void add_waves(struct filler *f, uint32_t layer)
             d->active = a->group[i];
             d->slot = staged ? FT_NONE : a->slot[a->group[i]];
             d->destination = (char *)(uintptr_t)a->blob[a->group[i]];
+            d->victim = staged ? FT_NONE : a->evicted[a->group[i]];
             d->bytes = f->layout->bytes;
             d->succ_begin = first_fetch + taken; /* the group made next */
             d->succ_count = 1;

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "jobs/kv.h"
 
-#include <string.h>
-
-int ft_kv_init(struct ft_kv *kv, struct ft_arena *arena, const struct ft_model *model, uint32_t page_count,
+int ft_kv_init(struct ft_kv *kv, struct ft_arena *arena, struct ft_arena *pages,
+               const struct ft_memory *place, const struct ft_model *model, uint32_t page_count,
                struct ft_error *err)
 {
-    *kv = (struct ft_kv){.page_count = page_count};
+    *kv = (struct ft_kv){.page_count = page_count, .place = place};
     ft_kv_layout_init(&kv->layout, model);
     uint64_t elements;
     if (!ft_mul_u64(kv->layout.count, page_count, &elements))
         return ft_error_set(err, FT_MEMORY, "KV pool of %u pages overflows: lower --kv-tokens", page_count);
-    int status = FT_ARENA_PUSH(arena, elements, &kv->memory, err);
+    int status = FT_ARENA_PUSH(pages, elements, &kv->memory, err);
     if (status == FT_OK)
         status = FT_ARENA_PUSH(arena, page_count, &kv->references, err);
     if (status == FT_OK)
@@ -31,7 +30,7 @@ uint32_t ft_kv_try_alloc(struct ft_kv *kv)
         return FT_NONE;
     uint32_t page = kv->free_list[--kv->free_count];
     kv->references[page] = 1;
-    memset(ft_kv_page(kv, page), 0, kv->layout.count * sizeof(float));
+    kv->place->zero(kv->place->context, ft_kv_page(kv, page), kv->layout.count * sizeof(float));
     return page;
 }
 

@@ -9,16 +9,20 @@
 
 #include "graph/arena.h"
 #include "graph/model.h"
+#include "jobs/memory.h"
 
 struct ft_kv {
     struct ft_kv_layout layout;
     uint32_t page_count, free_count;
-    float *memory;        /* [page_count, layout.count] */
+    float *memory; /* [page_count, layout.count], in `place` */
+    const struct ft_memory *place;
     uint32_t *references; /* [page_count] */
     uint32_t *free_list;  /* [free_count] */
 };
 
-int ft_kv_init(struct ft_kv *kv, struct ft_arena *arena, const struct ft_model *model, uint32_t page_count,
+/* Pages come from `pages` (the same arena as `arena`, or a device's). */
+int ft_kv_init(struct ft_kv *kv, struct ft_arena *arena, struct ft_arena *pages,
+               const struct ft_memory *place, const struct ft_model *model, uint32_t page_count,
                struct ft_error *err);
 /* A page with one reference; FT_NONE when the pool is empty. Pages are zeroed when they are handed out: a
  * kernel that looks past the end meets zeros, not the NaN of an earlier owner. */

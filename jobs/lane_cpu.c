@@ -505,7 +505,7 @@ static int start_workers(struct ft_lane_cpu *lane, struct ft_error *err)
     stop_workers(lane, started);
     return ft_error_set(err, FT_SYSTEM,
                         "worker thread %u of %u cannot be started: %s; lower the thread count or raise "
-                        "the process limit (ulimit -u, pids.max)",
+                        "the process limit (ulimit -u, pids.max) or the limit of address space (ulimit -v)",
                         started + 1, lane->options.workers, strerror(refused));
 }
 

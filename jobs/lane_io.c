@@ -36,20 +36,22 @@ static void read_step(struct ft_step *step, uint32_t thread)
     const struct ft_graph *graph = step->graph;
     uint32_t count = graph->io_count, wanted = 0, rows = step->x.batch->rows;
     struct ft_error err;
-    uint64_t start = ft_clock_ns(&step->clock);
     for (uint32_t i = 0; i < count; i++)
         wanted = want_rows(step, step->model->layers[graph->layer[graph->io_jobs[i]]].ple, wanted);
+    uint64_t start = ft_clock_ns(&step->clock);
     int status = ft_row_reader_submit(step->rows, step->wants, wanted, &err);
     if (status == FT_OK)
         status = ft_row_reader_wait(step->rows, step->io_timeout_ns, &err);
+    uint64_t end = ft_clock_ns(&step->clock);
     if (status != FT_OK)
         ft_step_fail(step, status, "%s", err.message);
     for (uint32_t i = 0; i < count; i++) {
         uint32_t job = graph->io_jobs[i], table = step->model->layers[graph->layer[job]].ple;
         if (status == FT_OK)
             ft_execute_ple_decode(&step->x, table, rows);
-        struct ft_trace_record *record =
-            ft_step_record(step, thread, FT_RECORD_JOB, start, ft_clock_ns(&step->clock));
+        /* The read alone, from the submission to the last row: waking up, row numbers and decoding are ours.
+         */
+        struct ft_trace_record *record = ft_step_record(step, thread, FT_RECORD_JOB, start, end);
         if (record) {
             record->job = job;
             record->op = FT_OP_PLE_READ;

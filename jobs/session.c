@@ -70,10 +70,11 @@ static void load_state(struct ft_session *session, struct ft_sequence *sequence,
     sequence->computed = from ? from->token_count : 0;
     if (!bytes)
         return;
+    const struct ft_memory *place = session->kv.place;
     if (from)
-        memcpy(sequence->state, from->state, bytes);
+        place->copy(place->context, sequence->state, from->state, bytes);
     else
-        memset(sequence->state, 0, bytes);
+        place->zero(place->context, sequence->state, bytes);
 }
 
 bool ft_session_rollback(struct ft_session *session, struct ft_sequence *sequence)
@@ -115,6 +116,12 @@ static int check_request(const struct ft_session *session, const struct ft_reque
             "--kv-tokens to %llu or more, or lower --max-tokens",
             request->prompt_count, request->max_tokens, (unsigned long long)pool,
             (unsigned long long)(ft_div_up(tokens, page) * page));
+    if (request->assumed_count && (request->assumed_count >= request->prompt_count || request->reuse_prefix))
+        return ft_error_set(
+            err, FT_USAGE,
+            "%u of %u prompt tokens were to be taken as computed: the last one must be computed, "
+            "and reuse_prefix must be off",
+            request->assumed_count, request->prompt_count);
     if (request->stop_count > FT_STOP_IDS_MAX)
         return ft_error_set(err, FT_LIMIT, "%u stop tokens were given, at most %u are possible",
                             request->stop_count, FT_STOP_IDS_MAX);
@@ -198,6 +205,8 @@ int ft_session_submit(struct ft_session *session, const struct ft_request *reque
     }
     load_state(session, new, reuse);
     new->reused = new->computed;
+    if (request->assumed_count)
+        ft_session_assume(session, new, handle, request->assumed_count);
     session->snapshots.used += reuse != NULL;
     new->order = ++session->order_clock;
     new->submit_ns = ft_session_now_ns(session);
@@ -265,7 +274,7 @@ static void advance(struct ft_session *session, const struct ft_batch_sequence *
     struct ft_sequence *sequence = &session->sequences[row->handle];
     sequence->computed += row->row_count;
     uint32_t page = session->plan.page_tokens, prompt_boundary = (sequence->prompt_count - 1) / page * page;
-    if (sequence->computed % page == 0 && sequence->computed >= prompt_boundary)
+    if (sequence->computed % page == 0 && sequence->computed >= prompt_boundary && !sequence->assumed)
         ft_snapshots_take(&session->snapshots, &session->kv, sequence->tokens, sequence->computed,
                           sequence->state, sequence->pages);
     /* A capture makes every row ask for logits, also where nothing is to be generated. */
@@ -419,6 +428,8 @@ void ft_session_stats(const struct ft_session *session, struct ft_session_stats 
     *stats = session->stats;
     stats->snapshots_taken = session->snapshots.taken;
     stats->snapshots_used = session->snapshots.used;
+    if (session->options.policy->departures)
+        stats->departures = session->options.policy->departures(session->step.policy_state);
     for (uint32_t i = 0; i < session->step.workers; i++) {
         struct ft_lane_cpu_counters counters;
         ft_lane_cpu_read_counters(session->step.cpu, i, &counters);

@@ -19,6 +19,7 @@
 #include "graph/error.h"
 #include "graph/plan.h"
 #include "graph/policy.h"
+#include "graph/routing.h"
 #include "graph/trace.h"
 #include "graph/weights.h"
 #include "io/rows.h"
@@ -42,15 +43,18 @@ struct ft_session_options {
     double link_bytes_per_s;    /* 0 = as fast as memory */
     uint64_t link_delay_ns_max; /* random delay per fetch, 0 = none */
     uint64_t seed;              /* of the random delays */
+    uint32_t gpu;               /* which GPU, as the CUDA runtime counts them */
+    enum ft_handshake handshake;
     /* Called between steps with the records of the step just done; NULL = none. */
     void (*trace)(void *context, const struct ft_trace_step *step);
     void *trace_context;
-    uint64_t step_timeout_ns; /* watchdog of one step; 0 = 60 s + what the sizes ask for */
+    uint64_t step_timeout_ns;         /* watchdog of one step; 0 = 60 s + what the sizes ask for */
+    const struct ft_routing *routing; /* obeyed in decode steps instead of the router; NULL = none */
 };
 
 int ft_session_open(struct ft_session **out, const struct ft_session_options *options, struct ft_error *err);
-/* False: a lane is stuck, after FT_TIMEOUT of a step. It is left behind with the session's memory and may still
- * read what the session was opened with: that must not be freed any more. */
+/* False: a lane is stuck, after FT_TIMEOUT of a step. It is left behind with the session's memory and may
+ * still read what the session was opened with: that must not be freed any more. */
 bool ft_session_close(struct ft_session *session);
 /* Names of the threads that write trace rings, for the trace header; lane count of names as filled. */
 void ft_session_trace_header(const struct ft_session *session, struct ft_trace_header *header);
@@ -76,6 +80,9 @@ struct ft_request {
     uint32_t stop_count;
     bool reuse_prefix;                /* start from the longest snapshot that is a prefix of the prompt */
     const struct ft_capture *capture; /* NULL = none; outlives the sequence */
+    /* For benchmarks: this many tokens of the prompt (fewer than all) count as computed already, with random
+     * numbers for their keys, values and state. Not together with reuse_prefix. */
+    uint32_t assumed_count;
 };
 
 /* Queues a sequence; *sequence is its handle until its END or FAILED event was delivered and
@@ -105,6 +112,11 @@ int ft_session_step(struct ft_session *session, struct ft_event *events, uint32_
 bool ft_session_is_idle(const struct ft_session *session);
 /* Ends a sequence early; its END event (cancelled) comes with the next step call. */
 void ft_session_cancel(struct ft_session *session, uint32_t sequence);
+/* For benchmarks and known traffic: fills free slots with experts as if earlier steps had used them, those
+ * used longest ago first. layer, expert [count]; what is resident already is skipped, the rest stops when no
+ * slot is free. *filled = slots filled. Between steps only. FT_USAGE: no such layer or expert. */
+int ft_session_warm_slots(struct ft_session *session, const uint32_t *layer, const uint32_t *expert,
+                          uint32_t count, uint32_t *filled, struct ft_error *err);
 /* Frees the handle; a running sequence is cancelled first. Its prefix snapshots stay for reuse. */
 void ft_session_release(struct ft_session *session, uint32_t sequence);
 /* After FT_EVENT_FAILED: continue from the last snapshot; what was generated after it is computed again. */
@@ -126,12 +138,17 @@ void ft_session_sequence_info(const struct ft_session *session, uint32_t sequenc
 
 /* Totals since open. Lane time by class: sum over threads, so workers in parallel add up. */
 struct ft_session_stats {
-    uint64_t steps, prefill_steps, prefill_rows, decode_rows;
+    uint64_t steps, prefill_steps;
+    /* A decode row is its sequence's only row of the step. mixed_rows of them rode in steps with prefill
+     * rows: the speed of pure decoding is (decode_rows - mixed_rows) / decode_ns. */
+    uint64_t prefill_rows, decode_rows, mixed_rows;
     double prefill_ns, decode_ns; /* wall clock of steps with and without prefill rows */
     double class_ns[FT_CLASS_COUNT];
     double expert_ns[FT_LANE_COUNT];              /* experts by lane */
     double wait_ns[FT_LANE_COUNT][FT_WAIT_COUNT]; /* who waited (lane), for what */
     uint64_t hits, misses, fetches, fetch_bytes, cpu_experts, policy_repairs;
+    uint64_t
+        departures; /* choices of a replayed trace that could not be repeated; 0 = the recorded run so far */
     uint64_t jobs, stolen, trace_dropped;
     uint64_t snapshots_taken, snapshots_used, failed_steps;
     struct ft_row_stats ple;

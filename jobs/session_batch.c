@@ -81,6 +81,7 @@ bool ft_session_fill_batch(struct ft_session *session)
     struct ft_batch *batch = &session->batch;
     batch->rows = batch->sequence_count = batch->logit_rows = 0;
     batch->prefill = false;
+    batch->decode_step = (uint32_t)(session->stats.steps - session->stats.prefill_steps);
     /* Decode rows first: a running sequence never waits for somebody else's prompt. */
     for (int decode = 1; decode >= 0; decode--) {
         uint64_t after = 0;
@@ -189,6 +190,16 @@ static void call_trace(struct ft_session *session)
     session->options.trace(session->options.trace_context, &trace);
 }
 
+static void count_rows(struct ft_session_stats *stats, const struct ft_batch *batch)
+{
+    uint32_t decode = 0;
+    for (uint32_t i = 0; i < batch->sequence_count; i++)
+        decode += batch->sequences[i].row_count == 1;
+    stats->decode_rows += decode;
+    stats->mixed_rows += batch->prefill ? decode : 0;
+    stats->prefill_rows += batch->rows - decode;
+}
+
 void ft_session_collect(struct ft_session *session)
 {
     struct ft_step *step = &session->step;
@@ -208,8 +219,7 @@ void ft_session_collect(struct ft_session *session)
     }
     stats->steps++;
     stats->prefill_steps += session->batch.prefill;
-    stats->prefill_rows += session->batch.prefill ? session->batch.rows : 0;
-    stats->decode_rows += session->batch.prefill ? 0 : session->batch.rows;
+    count_rows(stats, &session->batch);
     *(session->batch.prefill ? &stats->prefill_ns : &stats->decode_ns) += ns;
     stats->hits += step->hits;
     stats->misses += step->misses;

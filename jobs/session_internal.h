@@ -30,6 +30,7 @@ struct ft_sequence {
     struct ft_sampling sampling;
     uint32_t stop_ids[FT_STOP_IDS_MAX], stop_count;
     bool generates;
+    bool assumed; /* part of its state is made up: no snapshot of it */
     const struct ft_capture *capture;
     uint64_t submit_ns, first_token_ns, last_token_ns;
     char message[512];
@@ -47,6 +48,8 @@ struct ft_session {
     struct ft_weights weights; /* the top; a lane left behind must not look for it on a stack that is gone */
     struct ft_kernels kernels;
     struct ft_arena arena;
+    struct ft_arena pinned, device; /* with a GPU; owned by `cuda` */
+    struct ft_lane_cuda *cuda;      /* NULL without a GPU */
     struct ft_step step;
     struct ft_kv kv;
     struct ft_snapshots snapshots;
@@ -73,6 +76,10 @@ bool ft_session_fill_batch(struct ft_session *session);
 void ft_session_collect(struct ft_session *session);
 /* Back to the last snapshot, or to the start. False: no page left for a private copy. */
 bool ft_session_rollback(struct ft_session *session, struct ft_sequence *sequence);
+/* The first `count` tokens of a new sequence as if computed: random keys, values and state
+ * (jobs/session_bench.c). */
+void ft_session_assume(struct ft_session *session, struct ft_sequence *sequence, uint32_t handle,
+                       uint32_t count);
 void ft_session_free_pages(struct ft_session *session, struct ft_sequence *sequence);
 
 #endif

@@ -4,11 +4,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "jobs/lane_cuda.h"
 #include "jobs/session_internal.h"
 
 #define RING_ENTRIES 1024u
 #define TRACE_RECORDS_MAX (1u << 17)
 #define SPIN_NS 50000u
+#define SPIN_GPU_NS                                                                                          \
+    1000000u /* workers of a GPU step that has CPU experts wait out the dense part of a layer */
 #define LINK_PENDING_MIN 64u
 
 static uint32_t thread_count_of(const struct ft_plan *plan)
@@ -77,6 +80,16 @@ int ft_session_graph(struct ft_session *session, const struct ft_batch *batch, c
 
 /* ---- pools ---- */
 
+/* Where a pool's memory comes from; one and the same arena unless there is a GPU. */
+struct ft_pools {
+    struct ft_arena *host, *pinned /* both sides address it */, *device;
+};
+
+static const struct ft_memory *memory_of(const struct ft_session *session)
+{
+    return session->cuda ? ft_lane_cuda_memory(session->cuda) : &ft_memory_host;
+}
+
 static int push_active(struct ft_active *a, struct ft_arena *arena, const struct ft_model *model,
                        uint32_t rows, struct ft_error *err)
 {
@@ -95,20 +108,22 @@ static int push_active(struct ft_active *a, struct ft_arena *arena, const struct
     PUSH(experts, &a->place);
     PUSH(experts, &a->reason);
     PUSH(experts, &a->victim);
+    PUSH(experts, &a->evicted);
     PUSH(experts, &a->predicted_ns);
     PUSH(experts, &a->blob);
     PUSH(experts, &a->group);
     return status;
 }
 
-static int push_execute(struct ft_session *session, struct ft_arena *arena, struct ft_error *err)
+static int push_execute(struct ft_session *session, struct ft_pools *pools, struct ft_error *err)
 {
+    struct ft_arena *arena = pools->host;
     struct ft_execute *x = &session->step.x;
     const struct ft_model *model = session->options.model;
     uint32_t threads = thread_count_of(&session->plan);
     uint32_t tokens = session->plan.page_count * session->plan.page_tokens;
     x->scratch_count = ft_execute_scratch_count(model, tokens);
-    int status = FT_ARENA_PUSH(arena, x->space.count, &x->buffer, err);
+    int status = FT_ARENA_PUSH(pools->pinned, x->space.count, &x->buffer, err);
     if (status == FT_OK)
         status = FT_ARENA_PUSH(arena, FT_MAX(model->rotary_dim / 2, 1u), &x->frequencies, err);
     if (status == FT_OK)
@@ -124,8 +139,9 @@ static int push_execute(struct ft_session *session, struct ft_arena *arena, stru
     return status;
 }
 
-static int push_step(struct ft_session *session, struct ft_arena *arena, struct ft_error *err)
+static int push_step(struct ft_session *session, struct ft_pools *pools, struct ft_error *err)
 {
+    struct ft_arena *arena = pools->host;
     struct ft_step *step = &session->step;
     const struct ft_model *model = session->options.model;
     uint32_t threads = thread_count_of(&session->plan);
@@ -161,7 +177,8 @@ static int push_step(struct ft_session *session, struct ft_arena *arena, struct 
     if (status == FT_OK && session->options.trace)
         status = FT_ARENA_PUSH(arena, session->record_max, &session->records, err);
     for (uint32_t i = 0; status == FT_OK && i < 2 && session->plan.device != FT_DEVICE_NONE; i++)
-        status = ft_arena_push(arena, session->plan.staging_experts, stride, (void **)&step->staging[i], err);
+        status = ft_arena_push(pools->device, session->plan.staging_experts, stride,
+                               (void **)&step->staging[i], err);
     return status;
 }
 
@@ -181,23 +198,26 @@ static int push_batch(struct ft_session *session, struct ft_arena *arena, struct
 }
 
 /* Everything of the session's lifetime; run once to count, once to fill. */
-static int push_all(struct ft_session *session, struct ft_arena *arena, struct ft_error *err)
+static int push_all(struct ft_session *session, struct ft_pools *pools, struct ft_error *err)
 {
+    struct ft_arena *arena = pools->host;
     const struct ft_model *model = session->options.model;
     const struct ft_plan *plan = &session->plan;
     struct ft_step *step = &session->step;
     uint64_t state_count = step->x.state.count;
     uint32_t moe_experts = FT_MAX(model->expert_count, 1u);
-    int status = push_execute(session, arena, err);
+    int status = push_execute(session, pools, err);
     if (status == FT_OK)
-        status = push_step(session, arena, err);
+        status = push_step(session, pools, err);
     if (status == FT_OK)
         status = push_batch(session, arena, err);
     if (status == FT_OK)
-        status = ft_slots_init(&step->slots, arena, plan->device == FT_DEVICE_NONE ? 0 : plan->slot_count,
-                               step->staging_stride, model->layer_count, moe_experts, err);
+        status = ft_slots_init(&step->slots, arena, pools->device,
+                               plan->device == FT_DEVICE_NONE ? 0 : plan->slot_count, step->staging_stride,
+                               model->layer_count, moe_experts, err);
     if (status == FT_OK)
-        status = ft_kv_init(&session->kv, arena, model, plan->page_count, err);
+        status =
+            ft_kv_init(&session->kv, arena, pools->device, memory_of(session), model, plan->page_count, err);
     if (status == FT_OK)
         status = ft_snapshots_init(&session->snapshots, arena, plan->snapshot_bytes, state_count,
                                    plan->page_count * plan->page_tokens, plan->page_tokens, err);
@@ -205,7 +225,7 @@ static int push_all(struct ft_session *session, struct ft_arena *arena, struct f
         status = FT_ARENA_PUSH(arena, plan->sequences_max, &session->sequences, err);
     for (uint32_t i = 0; status == FT_OK && i < plan->sequences_max; i++) {
         float *state;
-        status = FT_ARENA_PUSH(arena, state_count, &state, err);
+        status = FT_ARENA_PUSH(pools->device, state_count, &state, err);
         if (status == FT_OK && !ft_arena_is_counting(arena))
             session->sequences[i].state = state;
     }
@@ -240,10 +260,15 @@ static void init_execute(struct ft_session *session)
     x->model = o->model;
     x->weights = o->weights;
     x->kernels = &session->kernels;
+    x->routing = o->routing;
     ft_state_layout_init(&x->state, o->model);
     ft_kv_layout_init(&x->kv, o->model);
-    ft_workspace_init(&x->space, o->model, session->rows_max, session->plan.sequences_max,
-                      session->plan.logit_rows_max);
+    if (session->plan.device == FT_DEVICE_CUDA)
+        ft_workspace_init_host(&x->space, o->model, session->rows_max,
+                               FT_MIN(session->rows_max, session->plan.sequences_max));
+    else
+        ft_workspace_init(&x->space, o->model, session->rows_max, session->plan.sequences_max,
+                          session->plan.logit_rows_max);
     for (uint32_t p = 0; o->ple && p < o->model->ple_count; p++) {
         x->ple_dtype[p] = ft_row_table_dtype(o->ple, p);
         x->ple_scale[p] = ft_row_table_scale(o->ple, p);
@@ -286,6 +311,19 @@ static void init_step(struct ft_session *session)
     ft_park_init(&step->io.park);
 }
 
+static int start_gpu(struct ft_session *session, struct ft_error *err)
+{
+    const struct ft_session_options *o = &session->options;
+    struct ft_lane_cuda_options options = {.weights = o->weights,
+                                           .rows_max = session->rows_max,
+                                           .sequences_max = session->plan.sequences_max,
+                                           .logit_rows_max = session->plan.logit_rows_max,
+                                           .pages_max = session->plan.page_count,
+                                           .handshake = o->handshake,
+                                           .link_bytes_per_s = o->link_bytes_per_s};
+    return ft_lane_cuda_start(session->cuda, &session->step, &options, err);
+}
+
 static int open_lanes(struct ft_session *session, struct ft_error *err)
 {
     struct ft_step *step = &session->step;
@@ -295,7 +333,7 @@ static int open_lanes(struct ft_session *session, struct ft_error *err)
                                       .producers = FT_STEP_THREADS,
                                       .ring_entries = RING_ENTRIES,
                                       .backlog_entries = step->todo_max,
-                                      .spin_ns = SPIN_NS,
+                                      .spin_ns = session->cuda ? SPIN_GPU_NS : SPIN_NS,
                                       .run = ft_step_run_cpu,
                                       .idle = ft_step_idle_cpu,
                                       .room = ft_step_room_cpu,
@@ -305,22 +343,75 @@ static int open_lanes(struct ft_session *session, struct ft_error *err)
         status = ft_lane_io_open(step, err);
     if (status == FT_OK)
         status = ft_lane_host_open(step, err);
-    if (status == FT_OK && step->rows)
-        snprintf(session->note, sizeof session->note, "%s", ft_row_reader_note(step->rows));
-    return status;
+    if (status == FT_OK && session->cuda)
+        status = start_gpu(session, err);
+    if (status != FT_OK)
+        return status;
+    const char *rows = step->rows ? ft_row_reader_note(step->rows) : "";
+    const char *gpu = session->cuda ? ft_lane_cuda_note(session->cuda) : "";
+    snprintf(session->note, sizeof session->note, "%s%s%s", rows, rows[0] && gpu[0] ? "; " : "", gpu);
+    return FT_OK;
+}
+
+static int check_routing(const struct ft_routing *routing, const struct ft_model *model, struct ft_error *err)
+{
+    if (routing->layer_count != model->layer_count || routing->topk != model->topk || !routing->step_count ||
+        !routing->row_count)
+        return ft_error_set(
+            err, FT_USAGE,
+            "the given routing has %u steps, %u layers, %u rows and %u experts a row; the model "
+            "has %u layers and %u experts a row",
+            routing->step_count, routing->layer_count, routing->row_count, routing->topk, model->layer_count,
+            model->topk);
+    uint64_t rows = (uint64_t)routing->step_count * routing->layer_count * routing->row_count;
+    for (uint64_t r = 0; r < rows; r++) {
+        const uint16_t *ids = routing->ids + r * routing->topk;
+        for (uint32_t j = 0; j < routing->topk; j++) {
+            bool repeated = false;
+            for (uint32_t i = 0; i < j; i++)
+                repeated |= ids[i] == ids[j];
+            if (repeated || ids[j] >= model->expert_count)
+                return ft_error_set(
+                    err, FT_USAGE, "row %llu of the given routing has expert %u %s; the model has %u",
+                    (unsigned long long)r, ids[j], repeated ? "twice" : "too", model->expert_count);
+        }
+    }
+    return FT_OK;
 }
 
 static int check_options(const struct ft_session_options *o, struct ft_error *err)
 {
-    if (o->plan->device == FT_DEVICE_CUDA)
-        return ft_error_set(err, FT_UNSUPPORTED,
-                            "this build has no CUDA lane: use --device host or --device none");
     if (o->model->ple_count && !o->ple)
         return ft_error_set(err, FT_USAGE, "the model has PLE tables and none were given to the session");
     if (o->policy->abi != FT_POLICY_ABI)
         return ft_error_set(err, FT_USAGE, "policy %s has ABI %u, this engine wants %u", o->policy->name,
                             o->policy->abi, FT_POLICY_ABI);
-    return ft_plan_check(o->plan, o->model, err);
+    int status = o->routing ? check_routing(o->routing, o->model, err) : FT_OK;
+    return status == FT_OK ? ft_plan_check(o->plan, o->model, err) : status;
+}
+
+/* One arena for all pools, or three with a GPU: counted, then filled. */
+static int make_pools(struct ft_session *session, struct ft_error *err)
+{
+    bool gpu = session->cuda != NULL;
+    struct ft_arena host, pinned, device;
+    ft_arena_count(&host, "session");
+    ft_arena_count(&pinned, "pinned");
+    ft_arena_count(&device, "device");
+    struct ft_pools counting = {&host, gpu ? &pinned : &host, gpu ? &device : &host};
+    int status = push_all(session, &counting, err);
+    if (status == FT_OK)
+        status = ft_arena_init(&session->arena, "session", host.used, err);
+    if (status == FT_OK && gpu)
+        status = ft_lane_cuda_arena(session->cuda, &session->pinned, FT_TIER_RAM, pinned.used, err);
+    if (status == FT_OK && gpu)
+        status = ft_lane_cuda_arena(session->cuda, &session->device, FT_TIER_DEVICE, device.used, err);
+    struct ft_pools pools = {&session->arena, gpu ? &session->pinned : &session->arena,
+                             gpu ? &session->device : &session->arena};
+    if (status == FT_OK)
+        status = push_all(session, &pools, err);
+    session->step.slots.is_device = gpu;
+    return status;
 }
 
 static int open_parts(struct ft_session *session, struct ft_error *err)
@@ -328,18 +419,15 @@ static int open_parts(struct ft_session *session, struct ft_error *err)
     const struct ft_session_options *o = &session->options;
     session->rows_max = ft_plan_rows_max(o->plan);
     int status = ft_kernels_init(&session->kernels, o->isa, err);
+    if (status == FT_OK && o->plan->device == FT_DEVICE_CUDA)
+        status = ft_lane_cuda_open(&session->cuda, o->gpu, err);
     if (status != FT_OK)
         return status;
+    session->step.cuda = session->cuda;
     init_execute(session);
     status = measure(session, err);
-    struct ft_arena counting;
-    ft_arena_count(&counting, "session");
     if (status == FT_OK)
-        status = push_all(session, &counting, err);
-    if (status == FT_OK)
-        status = ft_arena_init(&session->arena, "session", counting.used, err);
-    if (status == FT_OK)
-        status = push_all(session, &session->arena, err);
+        status = make_pools(session, err);
     if (status != FT_OK)
         return status;
     ft_model_rotary(o->model, session->step.x.frequencies, &session->step.x.rotary_scale);
@@ -379,6 +467,8 @@ bool ft_session_close(struct ft_session *session)
         return true;
     if (session->arena.base) {
         ft_lane_host_close(&session->step);
+        if (session->cuda)
+            ft_lane_cuda_stop(session->cuda);
         ft_lane_io_close(&session->step);
         /* A lane that is stuck may still touch the session's memory: leaving it behind is the lesser evil. */
         bool stuck = session->step.device.started || session->step.link.started || session->step.io.started;
@@ -395,6 +485,8 @@ bool ft_session_close(struct ft_session *session)
         if (session->graphs[i].arena.base)
             ft_arena_fini(&session->graphs[i].arena);
     ft_arena_fini(&session->arena);
+    if (session->cuda)
+        ft_lane_cuda_close(session->cuda);
     free(session);
     return true;
 }

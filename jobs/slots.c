@@ -3,15 +3,15 @@
 
 #include <string.h>
 
-int ft_slots_init(struct ft_slots *slots, struct ft_arena *arena, uint32_t slot_count, uint64_t slot_bytes,
-                  uint32_t layer_count, uint32_t expert_count, struct ft_error *err)
+int ft_slots_init(struct ft_slots *slots, struct ft_arena *arena, struct ft_arena *blobs, uint32_t slot_count,
+                  uint64_t slot_bytes, uint32_t layer_count, uint32_t expert_count, struct ft_error *err)
 {
     *slots = (struct ft_slots){.count = slot_count,
                                .layer_count = layer_count,
                                .expert_count = expert_count,
                                .slot_bytes = ft_round_up(slot_bytes, 64)};
     uint64_t experts = (uint64_t)layer_count * expert_count;
-    int status = ft_arena_push(arena, slot_count, slots->slot_bytes, (void **)&slots->memory, err);
+    int status = ft_arena_push(blobs, slot_count, slots->slot_bytes, (void **)&slots->memory, err);
 #define PUSH(count, pointer)                                                                                 \
     if (status == FT_OK)                                                                                     \
     status = FT_ARENA_PUSH(arena, count, pointer, err)
@@ -60,7 +60,7 @@ void ft_slots_take(struct ft_slots *slots, uint32_t slot, uint32_t layer, uint32
 {
     evict(slots, slot);
 #ifdef FT_CHECKS
-    if (poison) /* a job that still reads the old expert shows itself */
+    if (poison && !slots->is_device) /* a job that still reads the old expert shows itself */
         memset(ft_slots_memory(slots, slot), 0xff, slots->slot_bytes);
 #else
     (void)poison;

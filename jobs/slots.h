@@ -22,6 +22,7 @@ struct ft_slots {
     uint32_t count, layer_count, expert_count;
     uint64_t slot_bytes;
     char *memory;                         /* [count] blobs, slot_bytes apart, 64-byte aligned */
+    bool is_device;                       /* the host must not touch `memory` */
     uint32_t *layer, *expert, *last_used; /* [count] */
     uint32_t *generation;                 /* [count] */
     uint8_t *busy;                        /* [count] leased in the running step's layer */
@@ -30,9 +31,10 @@ struct ft_slots {
     uint32_t *used_step; /* [layer_count, expert_count] step of the expert's last use, 0 = never */
 };
 
-/* Counting arenas welcome. slot_count may be 0. */
-int ft_slots_init(struct ft_slots *slots, struct ft_arena *arena, uint32_t slot_count, uint64_t slot_bytes,
-                  uint32_t layer_count, uint32_t expert_count, struct ft_error *err);
+/* Counting arenas welcome. slot_count may be 0. The blobs come from `blobs` (the same arena, or a device's).
+ */
+int ft_slots_init(struct ft_slots *slots, struct ft_arena *arena, struct ft_arena *blobs, uint32_t slot_count,
+                  uint64_t slot_bytes, uint32_t layer_count, uint32_t expert_count, struct ft_error *err);
 static inline uint32_t ft_slots_find(const struct ft_slots *slots, uint32_t layer, uint32_t expert)
 {
     return slots->count ? slots->map[(uint64_t)layer * slots->expert_count + expert] : FT_NONE;
@@ -40,6 +42,12 @@ static inline uint32_t ft_slots_find(const struct ft_slots *slots, uint32_t laye
 static inline char *ft_slots_memory(const struct ft_slots *slots, uint32_t slot)
 {
     return slots->memory + slots->slot_bytes * slot;
+}
+/* What the slot holds: layer * expert_count + expert, or FT_NONE. */
+static inline uint32_t ft_slots_holder(const struct ft_slots *slots, uint32_t slot)
+{
+    return slots->expert[slot] == FT_NONE ? FT_NONE
+                                          : slots->layer[slot] * slots->expert_count + slots->expert[slot];
 }
 /* Notes that the expert is used by `step`, wherever it is computed; returns the step of its use before. */
 uint32_t ft_slots_touch(struct ft_slots *slots, uint32_t layer, uint32_t expert, uint32_t step);

@@ -66,7 +66,7 @@ void ft_snapshots_take(struct ft_snapshots *snapshots, struct ft_kv *kv, const u
     into->last_used = ++snapshots->clock;
     memcpy(into->tokens, tokens, token_count * sizeof *tokens);
     if (snapshots->state_count)
-        memcpy(into->state, state, snapshots->state_count * sizeof *state);
+        kv->place->copy(kv->place->context, into->state, state, snapshots->state_count * sizeof *state);
     for (uint32_t i = 0; i < token_count / kv->layout.page_tokens; i++) {
         into->pages[i] = pages[i];
         ft_kv_reference(kv, pages[i]);

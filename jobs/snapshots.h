@@ -32,7 +32,8 @@ struct ft_snapshots {
 /* As many entries as fit into `bytes`. */
 int ft_snapshots_init(struct ft_snapshots *snapshots, struct ft_arena *arena, uint64_t bytes,
                       uint64_t state_count, uint32_t tokens_max, uint32_t page_tokens, struct ft_error *err);
-/* Copies; replaces an entry with the same tokens, else a free one, else the least recently used. */
+/* Copies (state lies where the pages of `kv` lie); replaces an entry with the same tokens, else a free one,
+ * else the least recently used. */
 void ft_snapshots_take(struct ft_snapshots *snapshots, struct ft_kv *kv, const uint32_t *tokens,
                        uint32_t token_count, const float *state, const uint32_t *pages);
 /* The longest entry that is a prefix of tokens[0, token_count), or NULL. */

@@ -424,7 +424,11 @@ int ft_serial_start(struct ft_serial *serial, const char *name, void *(*run)(voi
 {
     int error = pthread_create(&serial->thread, NULL, run, context);
     if (error)
-        return ft_error_set(err, FT_SYSTEM, "cannot start the %s thread: %s", name, strerror(error));
+        return ft_error_set(
+            err, FT_SYSTEM,
+            "cannot start the %s thread: %s; raise the process limit (ulimit -u, pids.max) or the "
+            "limit of address space (ulimit -v)",
+            name, strerror(error));
     serial->started = true;
     (void)pthread_setname_np(serial->thread, name);
     return FT_OK;

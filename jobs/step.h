@@ -51,6 +51,7 @@ struct ft_dynamic {
     uint32_t slot;                   /* fetch: what it fills; FT_NONE = staging */
     char *destination;               /* fetch */
     uint64_t bytes;
+    uint32_t victim; /* fetch: layer * expert_count + expert that the slot held, FT_NONE = it was free */
 };
 
 struct ft_serial {
@@ -91,7 +92,11 @@ struct ft_step {
     uint64_t begin_ns, end_ns;
     uint32_t hits, misses, fetches, cpu_experts, repairs;
     uint64_t fetch_bytes;
-    bool cpu_experts_last; /* the layer before had CPU experts: keep workers awake */
+    /* a GPU: */
+    struct ft_lane_cuda *cuda;  /* NULL = none */
+    const uint32_t *router_ids; /* [rows, k] of the layer at hand; NULL = the workspace's */
+    bool single_wave;           /* what finds no slot of its own in the layer's first wave goes to the CPU */
+    bool cpu_experts_last;      /* the layer before had CPU experts: keep workers awake */
 
     /* shared flags, a line each */
     _Alignas(64) _Atomic uint32_t epoch;

@@ -25,6 +25,15 @@
     (kernel<<<(grid), (block), (shared), (cudaStream_t)(stream)>>>(__VA_ARGS__), (int)cudaPeekAtLastError())
 #define FT_SHARED_LIMIT(kernel, bytes)                                                                                 \
     ((int)cudaFuncSetAttribute((kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes)))
+/* Bytes of dynamic shared memory that one block of the current GPU may ask for. */
+static inline uint32_t ft_shared_max(void)
+{
+    int device = 0, bytes = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess)
+        return 48 * 1024;
+    return (uint32_t)bytes;
+}
 #define FT_SHARED(type, name, count) __shared__ type name[count]
 #define FT_SHARED_DYNAMIC(type, name)                                                                                  \
     extern __shared__ __align__(16) unsigned char ft_shared_dynamic[];                                                 \
@@ -101,6 +110,22 @@ static __device__ __forceinline__ void ft_mma_bf16(float d[4], const uint32_t a[
         }
 #endif
 }
+/* Products of two bf16 pairs, rounded to nearest even, subnormals kept. */
+static __device__ __forceinline__ uint32_t ft_mul_bf16_pair(uint32_t a, uint32_t b)
+{
+#if __CUDA_ARCH__ >= 800
+    uint32_t product;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u)); /* + -0 */
+    return product;
+#else
+    float low = __uint_as_float(a << 16) * __uint_as_float(b << 16);
+    float high = __uint_as_float(a & 0xffff0000u) * __uint_as_float(b & 0xffff0000u);
+    uint32_t bits[2] = {__float_as_uint(low), __float_as_uint(high)};
+    for (int i = 0; i < 2; i++)
+        bits[i] = (bits[i] & 0x7fffffffu) > 0x7f800000u ? bits[i] | 0x400000u : bits[i] + 0x7fffu + (bits[i] >> 16 & 1u);
+    return bits[0] >> 16 | (bits[1] & 0xffff0000u);
+#endif
+}
 #endif /* !FT_CUDA_EMULATED */
 
 /* ---- numbers ---- */
@@ -174,6 +199,21 @@ static __device__ __forceinline__ float ft_warp_max(float value)
     for (int step = 16; step > 0; step >>= 1)
         value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, step));
     return value;
+}
+/* The largest and the smallest over the 32 lanes, in every lane. */
+static __device__ __forceinline__ uint32_t ft_warp_max_u32(uint32_t value)
+{
+#if !defined(FT_CUDA_EMULATED) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(0xffffffffu, value);
+#else
+    for (int step = 16; step > 0; step >>= 1)
+        value = max(value, __shfl_xor_sync(0xffffffffu, value, step));
+    return value;
+#endif
+}
+static __device__ __forceinline__ uint32_t ft_warp_min_u32(uint32_t value)
+{
+    return ~ft_warp_max_u32(~value);
 }
 /* The sum over a block whose size is a multiple of 32, in every thread; `scratch` [33] in shared memory; all threads
  * call it. */

@@ -246,6 +246,12 @@ int ft_cuda_wait_computed(const struct ft_cuda *c, uint32_t layer, void *stream)
 int ft_cuda_end(const struct ft_cuda *c, void *stream);
 /* Gathers blobs from mapped host memory into slots: from[i] -> to[i], `bytes` each (a multiple of 16), `blocks` blocks. */
 int ft_cuda_gather(const char *const *from, char *const *to, uint32_t count, uint64_t bytes, uint32_t blocks, void *stream);
+/* One thread writes a flag with st.release.sys: behind the copies of a copy stream. */
+int ft_cuda_raise(uint32_t *flag, uint32_t value, void *stream);
+/* Plays a slower link: begin notes the time in `state` (device [16], the GPU's clock), end lets the stream go on only `ns`
+ * after it. One thread each. */
+int ft_cuda_throttle_begin(uint32_t *state, void *stream);
+int ft_cuda_throttle_end(uint32_t *state, uint64_t ns, void *stream);
 /* Reads `bytes` bytes; the device's read ceiling is measured with it. sink [1]. */
 int ft_cuda_read(const void *data, uint64_t bytes, uint32_t blocks, uint32_t *sink, void *stream);
 /* Litmus of the flags: `rounds` times waits for *to >= i, checks that payload holds i, answers with *back = i. Errors are

@@ -8,6 +8,7 @@
 #define SEQUENCES_DEFAULT 8u
 #define KV_TOKENS_DEFAULT 8192u
 #define CHUNK_ROWS_DEFAULT 128u
+#define CHUNK_ROWS_GPU 2048u
 #define SNAPSHOTS_DEFAULT 8u
 #define SNAPSHOT_BYTES_DEFAULT (UINT64_C(64) << 20)
 #define HOST_SLOT_DIVISOR 4u
@@ -134,7 +135,8 @@ static void choose_sizes(struct ft_plan_draft *draft)
     set_knob(draft, FT_KNOB_SEQUENCES, options->sequences_max, SEQUENCES_DEFAULT, 1);
     set_knob(draft, FT_KNOB_KV, options->kv_tokens, FT_MIN(positions, KV_TOKENS_DEFAULT),
              draft->plan->page_tokens);
-    set_knob(draft, FT_KNOB_CHUNK, options->chunk_rows, CHUNK_ROWS_DEFAULT, 1);
+    set_knob(draft, FT_KNOB_CHUNK, options->chunk_rows,
+             draft->plan->device == FT_DEVICE_CUDA ? CHUNK_ROWS_GPU : CHUNK_ROWS_DEFAULT, 1);
     draft->given[FT_KNOB_SNAPSHOTS] = options->snapshot_given;
     draft->knob[FT_KNOB_SNAPSHOTS] =
         options->snapshot_given ? options->snapshot_bytes : default_snapshot_bytes(draft);

@@ -8,7 +8,9 @@
 #include <string.h>
 
 #define STAGING_BYTES_MAX (UINT64_C(64) << 20)
+#define STAGING_SHARE_OF_GPU 32u
 #define WORKSPACE_BYTES_MAX (UINT64_C(48) << 20)
+#define WORKSPACE_SHARE_OF_GPU 16u
 #define CHUNK_ROWS_MIN 8u
 
 static const struct {
@@ -26,6 +28,19 @@ static double gib(uint64_t bytes)
 
 /* ---- pools ---- */
 
+static uint64_t tier_limit(const struct ft_plan_draft *draft, enum ft_tier tier)
+{
+    const struct ft_plan_options *options = draft->options;
+    if (tier == FT_TIER_RAM)
+        return options->ram_bytes ? options->ram_bytes : draft->machine->ram_bytes;
+    if (tier == FT_TIER_DISK || draft->plan->device == FT_DEVICE_NONE)
+        return 0;
+    if (options->device_bytes)
+        return options->device_bytes;
+    /* a machine with a GPU may still be asked for the host device, which has no memory of its own */
+    return draft->machine->device == draft->plan->device ? draft->machine->device_memory_bytes : 0;
+}
+
 static uint64_t workspace_bytes(const struct ft_plan_draft *draft, uint32_t chunk)
 {
     struct ft_workspace workspace;
@@ -42,20 +57,27 @@ static uint32_t chunk_rows(const struct ft_plan_draft *draft)
     uint32_t chunk = (uint32_t)FT_MIN(draft->knob[FT_KNOB_CHUNK], draft->knob[FT_KNOB_KV]);
     if (draft->given[FT_KNOB_CHUNK])
         return FT_MAX(chunk, 1u);
-    while (chunk > CHUNK_ROWS_MIN && workspace_bytes(draft, chunk) > WORKSPACE_BYTES_MAX)
-        chunk--;
+    uint64_t most = WORKSPACE_BYTES_MAX;
+    if (draft->plan->device == FT_DEVICE_CUDA)
+        most = FT_MAX(most, tier_limit(draft, FT_TIER_DEVICE) / WORKSPACE_SHARE_OF_GPU);
+    while (chunk > CHUNK_ROWS_MIN && workspace_bytes(draft, chunk) > most)
+        chunk -= chunk > 64 ? 16 : 1;
     return FT_MAX(chunk, 1u);
 }
 
 static uint32_t staging_experts(const struct ft_plan_draft *draft)
 {
     const struct ft_plan *plan = draft->plan;
-    if (plan->device == FT_DEVICE_NONE || plan->slot_count == 0)
+    bool gpu = plan->device == FT_DEVICE_CUDA;
+    if (plan->device == FT_DEVICE_NONE || (plan->slot_count == 0 && !gpu))
         return 0;
     if (plan->strategy == FT_STRATEGY_FUSED)
         return 1;
-    uint64_t fit =
-        FT_MAX(STAGING_BYTES_MAX / FT_MAX(draft->sizes->expert_bytes_max, UINT64_C(1)), UINT64_C(1));
+    /* On a GPU prefill streams whole layers through the two halves, if they are a small part of its memory.
+     */
+    uint64_t most = gpu ? FT_MAX(STAGING_BYTES_MAX, tier_limit(draft, FT_TIER_DEVICE) / STAGING_SHARE_OF_GPU)
+                        : STAGING_BYTES_MAX;
+    uint64_t fit = FT_MAX(most / FT_MAX(draft->sizes->expert_bytes_max, UINT64_C(1)), UINT64_C(1));
     uint64_t active = ft_plan_times(plan->chunk_rows, draft->model->topk);
     return (uint32_t)FT_MAX(FT_MIN(FT_MIN(fit, active), (uint64_t)draft->model->expert_count), UINT64_C(1));
 }
@@ -141,19 +163,6 @@ static void add_state_terms(struct ft_plan_draft *draft, enum ft_tier near)
     add_term(plan, FT_POOL_WORKSPACE, near, workspace_bytes(draft, plan->chunk_rows),
              "%u rows, %u rows of logits: %s", ft_plan_rows_max(plan), plan->logit_rows_max,
              knob_origin(draft, FT_KNOB_CHUNK));
-}
-
-static uint64_t tier_limit(const struct ft_plan_draft *draft, enum ft_tier tier)
-{
-    const struct ft_plan_options *options = draft->options;
-    if (tier == FT_TIER_RAM)
-        return options->ram_bytes ? options->ram_bytes : draft->machine->ram_bytes;
-    if (tier == FT_TIER_DISK || draft->plan->device == FT_DEVICE_NONE)
-        return 0;
-    if (options->device_bytes)
-        return options->device_bytes;
-    /* a machine with a GPU may still be asked for the host device, which has no memory of its own */
-    return draft->machine->device == draft->plan->device ? draft->machine->device_memory_bytes : 0;
 }
 
 static bool tier_fits(const struct ft_plan *plan, enum ft_tier tier)

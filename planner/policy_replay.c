@@ -127,4 +127,5 @@ const struct ft_policy ft_policy_replay = {.abi = FT_POLICY_ABI,
                                            .name = "replay",
                                            .state_bytes = state_bytes,
                                            .init = init,
-                                           .decide_layer = decide_layer};
+                                           .decide_layer = decide_layer,
+                                           .departures = ft_replay_departures};

@@ -23,7 +23,7 @@ pcre2\.h ^io/
 utf8proc\.h ^io/
 hwloc(/.*)?\.h ^jobs/topology\.c$
 ck_.*\.h ^jobs/(ring|park)\.c$
-cuda.*\.h ^(kernels_cuda/|jobs/lane_cuda\.c$)
+cuda.*\.h ^(kernels_cuda/|jobs/lane_cuda[a-z_]*\.[ch]$)
 microhttpd\.h ^tools/'
 for folder in graph kernels_cpu kernels_cuda io planner jobs tools; do
     for file in "$folder"/*.[ch] "$folder"/*.cu "$folder"/*.cuh; do

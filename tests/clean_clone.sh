@@ -50,7 +50,8 @@ make_base() {
         case $mirror in *ubuntu*) script=(/usr/share/debootstrap/scripts/gutsy) ;; *) script=(/usr/share/debootstrap/scripts/sid) ;; esac
     fi
     rm -rf --one-file-system "$base" "$base.part"
-    debootstrap --variant=minbase --components="$components" "$suite" "$base.part" "$mirror" \
+    # debootstrap has a variable COMPONENTS of its own, which ours must not reach.
+    env -u COMPONENTS debootstrap --variant=minbase --components="$components" "$suite" "$base.part" "$mirror" \
         ${script[@]+"${script[@]}"} >"$work/log/debootstrap.log" 2>&1 ||
         { tail -n 5 "$work/log/debootstrap.log" >&2 && die "debootstrap $suite failed"; }
     if [ "$suite" = "$own" ] && [ -z "${MIRROR-}" ]; then

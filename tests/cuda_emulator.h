@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <sched.h>
 #include <time.h>
 #include <utility>
 
@@ -23,6 +24,7 @@
 #define __restrict__ __restrict
 #define __align__(n) __attribute__((aligned(n)))
 #define __constant__ static const
+#define __grid_constant__
 
 struct dim3 {
     unsigned x, y, z;
@@ -76,6 +78,7 @@ int ft_emulated_launch_kernel(void (*kernel)(P...), dim3 grid, dim3 block, size_
 #define FT_LAUNCH(kernel, grid, block, shared, stream, ...)                                                            \
     ft_emulated_launch_kernel((kernel), (grid), (block), (shared), (void *)(stream), __VA_ARGS__)
 #define FT_SHARED_LIMIT(kernel, bytes) ((void)(kernel), 0)
+static inline uint32_t ft_shared_max() { return 99 * 1024; }
 #define FT_SHARED(type, name, count) static thread_local type name[count]
 #define FT_SHARED_DYNAMIC(type, name) type *name = (type *)ft_emulated_shared_dynamic()
 
@@ -137,7 +140,7 @@ template <class T> static inline T __ldg(const T *p) { return *p; }
 template <class T> static inline T __ldcs(const T *p) { return *p; }
 template <class T> static inline T __ldcg(const T *p) { return *p; }
 template <class T> static inline T __ldca(const T *p) { return *p; }
-template <class T> static inline T __ldcv(const T *p) { return *(const volatile T *)p; }
+template <class T> static inline T __ldcv(const T *p) { asm volatile("" ::: "memory"); return *p; }
 template <class T> static inline void __stcs(T *p, T v) { *p = v; }
 template <class T> static inline void __stcg(T *p, T v) { *p = v; }
 template <class T> static inline T atomicAdd(T *p, T v)
@@ -211,7 +214,14 @@ static inline void __nanosleep(unsigned ns) { struct timespec t = {0, (long)ns};
 [[noreturn]] static inline void __trap() { fprintf(stderr, "cuda emulator: __trap\n"); abort(); }
 
 // ---- device.h's own functions ----
-static inline uint32_t ft_load_acquire_system(const uint32_t *flag) { return __atomic_load_n(flag, __ATOMIC_ACQUIRE); }
+// A kernel that polls must let the thread that will raise the flag run, also on one core.
+static inline uint32_t ft_load_acquire_system(const uint32_t *flag)
+{
+    static thread_local unsigned polls;
+    if (++polls % 64 == 0)
+        sched_yield();
+    return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
+}
 static inline void ft_store_release_system(uint32_t *flag, uint32_t value) { __atomic_store_n(flag, value, __ATOMIC_RELEASE); }
 static inline uint64_t ft_global_timer(void)
 {
@@ -240,4 +250,14 @@ static inline void ft_mma_bf16(float d[4], const uint32_t a[4], const uint32_t b
             }
             d[row * 2 + col] = (float)sum;
         }
+}
+static inline uint32_t ft_mul_bf16_pair(uint32_t a, uint32_t b)
+{
+    uint32_t product = 0;
+    for (unsigned i = 0; i < 2; i++) {
+        uint32_t bits = __float_as_uint(ft_emulated_half(a, i) * ft_emulated_half(b, i));
+        bits = (bits & 0x7fffffffu) > 0x7f800000u ? bits >> 16 | 0x40u : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+        product |= bits << (16 * i);
+    }
+    return product;
 }

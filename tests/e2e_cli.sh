@@ -3,6 +3,8 @@
 # The command line from outside: answers, JSON, exit codes and messages. Arguments: ft, ft-graph, data directory.
 set -u
 ft=$(realpath "$1")
+graph=$2
+[ -x "$graph" ] && graph=$(realpath "$graph")
 data=$(realpath "$3")
 tiny=$data/ft-tiny
 work=$(mktemp -d "${TMPDIR:-/tmp}/ft-e2e-cli-XXXXXX") || exit 1
@@ -103,8 +105,11 @@ traces() {
     cp out first
     expect 0 '' "$ft" run "${options[@]}" --replay trace "In the beginning"
     same replay "$(cat first)" "$(cat out)"
+    expect 0 'replay  every choice as recorded' "$ft" run "${options[@]:1}" --replay trace "In the beginning"
+    expect 0 ' choices were not as recorded' "$ft" run "${options[@]:1}" --replay trace "Genesis 1"
     refuse 1 'not a trace file' "$ft" run "${options[@]}" --replay first hi
     refuse 1 'No such file' "$ft" run "${options[@]}" --trace "$work/no/such" hi
+    refuse 1 'File too large' bash -c 'ulimit -f 1 && exec "$@"' bash "$ft" run "${options[@]}" --trace small hi
     if [ -w /dev/full ]; then
         refuse 1 'No space left' "$ft" run "${options[@]}" --trace /dev/full hi
         same "text in spite of the trace" "$("$ft" run "${options[@]}" hi)" "$(cat out)"
@@ -140,6 +145,8 @@ logits() {
     expect 0 '' "$ft" logits --quiet --model "$dir" --ids ids --out q.safetensors --strategy offload
     checks=$((checks + 1))
     cmp -s p.safetensors q.safetensors || fail "ids from a file give other logits"
+    # ulimit -f: half a file is a failed write, not a signal.
+    refuse 1 'File too large' bash -c 'ulimit -f 1 && exec "$@"' bash "$ft" logits --quiet --model "$dir" --ids 1 --out r.safetensors
     refuse 2 'neither a list of ids' "$ft" logits --quiet --model "$dir" --ids 1,x --out r.safetensors
     refuse 2 '99999' "$ft" logits --quiet --model "$dir" --ids 1,99999 --out r.safetensors
     refuse 1 'r.safetensors' "$ft" logits --quiet --model "$dir" --ids 1 --out no/r.safetensors
@@ -172,6 +179,8 @@ tokenizers() {
 benches() {
     expect 0 'ns_per_steal' "$ft" bench jobs --json --rounds 1 --steps 5
     is_json out "bench jobs"
+    expect 0 '"records_share"' "$ft" bench jobs --json --rounds 1 --steps 5 --layers 3 --trace-share --trace-steps 4
+    is_json out "bench jobs with the trace's share"
     expect 0 'ceiling_gbs' "$ft" bench kernels --json --rounds 1 --bank 4M --hidden 256 --width 128
     is_json out "bench kernels"
     expect 0 '"gbs"' "$ft" bench load --json --rounds 1 --model "$tiny"
@@ -181,6 +190,9 @@ benches() {
     same "created file is removed" "" "$(ls | grep '^table$')"
     expect 0 'batch_us_p50' "$ft" bench ple --json --batches 20 --steps 50 --bytes 32M --file table2 --model "$tiny"
     refuse 2 'did you mean jobs' "$ft" bench jbs
+    refuse 2 'at least' "$ft" bench ple --json --batches 5 --bytes 1M --file table
+    expect 0 '"steps": 1,' "$ft" bench ple --json --batches 5 --steps 1 --bytes 32M --file table
+    same "a table of an impossible size is not made" "" "$(ls | grep '^table$')"
 }
 
 bad_input() {
@@ -197,6 +209,12 @@ bad_input() {
     refuse 1 'sse9' "$ft" run --quiet --model "$tiny" --isa sse9 hi
     refuse 1 'sse9' env FT_ISA=sse9 "$ft" run --quiet --model "$tiny" hi
     refuse 2 'needs a value' "$ft" run --model
+    refuse 2 'give one of them' "$ft" run --quiet --model "$tiny" --strategy offload --moe-cache-size 40 --moe-cache-rate 0.5 hi
+    refuse 2 'no device' "$ft" run --quiet --model "$tiny" --strategy cpu --moe-cache-size 40 hi
+    refuse 2 'no device' "$ft" plan --model "$tiny" --strategy cpu --moe-cache-rate 0.5
+    refuse 2 'no device' "$ft" plan --model "$tiny" --vram 12G
+    expect 0 'fits' "$ft" plan --model "$tiny" --strategy hybrid --vram 12G --ram 32G
+    refuse 1 '--max-tokens' "$ft" run --quiet --model "$tiny" --max-tokens 4000000000 hi
     refuse 1 '--kv-tokens' "$ft" run --quiet --model "$tiny" --kv-tokens 64 --sequences 1 --max-tokens 100 "In the beginning"
     refuse 2 '--chat' "$ft" run --quiet --model "$tiny" --system x hi
     expect 2 'usage' "$ft"
@@ -217,22 +235,46 @@ streams() {
     [ $? = 1 ] && grep -q '^ft: standard output: ' err || fail "a closed stdout must be an error"
 }
 
-# Ctrl-C in the middle: partial text stays, the summary comes, exit code 130. A background job of a script ignores
-# SIGINT from birth, so the program is started through a shell that does not.
-interrupts() {
+# In the middle of a run: partial text stays, the summary comes, the trace is whole, and the exit code says which
+# signal it was. A background job of a script ignores SIGINT from birth, so the program is started through a shell
+# that does not.
+interrupt_with() { # SIGNAL CODE
     checks=$((checks + 1))
     set -m
-    "$ft" run --model "$tiny" --strategy offload --moe-cache-size 40 --link-gbs 0.02 --max-tokens 3000 "Genesis 1" >out 2>err &
+    "$ft" run --model "$tiny" --strategy offload --moe-cache-size 40 --link-gbs 0.02 --max-tokens 3000 --trace cut \
+        "Genesis 1" >out 2>err &
     local pid=$! i
     set +m
     for i in $(seq 200); do
         [ -s out ] && break
         sleep 0.05
     done
-    kill -INT $pid
+    kill -"$1" $pid
     wait $pid
     local code=$?
-    [ $code = 130 ] && [ -s out ] && grep -q '^decode' err && grep -q '^ft: interrupted' err || fail "interrupt: exit code $code"
+    [ $code = "$2" ] && [ -s out ] && grep -q '^decode' err && grep -q '^ft: interrupted' err || fail "SIG$1: exit code $code"
+    [ ! -x "$graph" ] || expect 0 'waited for' "$graph" dump --trace cut
+}
+
+interrupts() {
+    interrupt_with INT 130
+    interrupt_with TERM 143
+    interrupt_with HUP 129 # the terminal was closed
+    # nohup: a SIGHUP that is ignored stays ignored.
+    checks=$((checks + 1))
+    (trap '' HUP && exec "$ft" run --quiet --model "$tiny" --strategy offload --moe-cache-size 40 --link-gbs 0.02 \
+        --max-tokens 40 "Genesis 1") >out 2>err &
+    local pid=$! i
+    for i in $(seq 200); do
+        [ -s out ] && break
+        sleep 0.05
+    done
+    kill -HUP $pid
+    wait $pid || fail "SIGHUP under nohup: exit code $?"
+    # A measurement that would take hours ends at the first signal.
+    checks=$((checks + 1))
+    timeout -s TERM -k 20 1 "$ft" bench jobs --rounds 1000000 >out 2>err
+    same "bench jobs, SIGTERM" 124 $?
 }
 
 # A conversation on a terminal: several turns, /reset, Ctrl-C at the prompt.

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A child process in which io_uring, or O_DIRECT, is refused, as a container or a filesystem refuses it. */
+/* A child process in which a system call, or O_DIRECT, is refused, as a container or a filesystem refuses it.
+ */
 #ifndef FT_TESTS_IO_REFUSAL_H
 #define FT_TESTS_IO_REFUSAL_H
 
@@ -23,16 +24,32 @@ static inline int install_filter(struct sock_filter *program, size_t count)
     return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter);
 }
 
-/* io_uring_setup returns `number` from now on, in this process; needs no root. */
-static inline int refuse_io_uring(int number)
+/* The system call returns `number` from now on, in this process; needs no root. */
+static inline int refuse_call(unsigned call, int number)
 {
     struct sock_filter program[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_io_uring_setup, 0, 1),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned)number),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
     return install_filter(program, sizeof program / sizeof program[0]);
+}
+
+static inline int refuse_io_uring(int number)
+{
+    return refuse_call(__NR_io_uring_setup, number);
+}
+
+/* Rings can be made, but not asked what they know. */
+static inline int refuse_io_uring_register(int number)
+{
+    return refuse_call(__NR_io_uring_register, number);
+}
+
+static inline int refuse_affinity(int number)
+{
+    return refuse_call(__NR_sched_getaffinity, number);
 }
 
 /* openat with O_DIRECT returns `number` from now on: a filesystem without direct reads. */

@@ -258,6 +258,7 @@ TEST(a_recorded_trace_replays_to_the_same_bits)
         ft_session_stats(engine.session, &stats);
         CHECK(stats.fetches > 0 && stats.cpu_experts > 0);
         CHECK_EQ(stats.policy_repairs, 0);
+        CHECK_EQ(stats.departures, 0);
         if (!run) {
             first_count = counts[sequence];
             memcpy(first, tokens[sequence], first_count * 4);
@@ -266,6 +267,18 @@ TEST(a_recorded_trace_replays_to_the_same_bits)
         CHECK(memcmp(first, tokens[sequence], first_count * 4) == 0);
         CHECK_OK(ft_engine_close(&engine, &err), &err);
     }
+    /* Another prompt is another run: its routers choose other experts, and the stats say so. */
+    struct ft_engine engine;
+    CHECK_OK(fixture_open(&engine, DIR, &config, &err), &err);
+    struct ft_request request = request_for(&p, 2);
+    uint32_t sequence;
+    CHECK_OK(ft_session_submit(engine.session, &request, &sequence, &err), &err);
+    CHECK_EQ(fixture_drain(engine.session, NULL, NULL), 0);
+    struct ft_session_stats stats;
+    ft_session_stats(engine.session, &stats);
+    CHECK(stats.departures > 0);
+    CHECK(stats.departures <= stats.hits + stats.misses);
+    CHECK_OK(ft_engine_close(&engine, &err), &err);
     unlink(path);
     prompts_free(&p);
 }

@@ -7,10 +7,21 @@
 #include <fcntl.h>
 
 static const char *const fixtures[] = {
-    FIXTURE("gpt_oss-mxfp4"),       FIXTURE("qwen3_5_moe-bf16"),
-    FIXTURE("qwen3_moe-bf16"),      FIXTURE("qwen3_moe-bf16-sharded-tied"),
-    FIXTURE("qwen3_moe-fp8_block"), FIXTURE("qwen3_moe-nvfp4-compressed_tensors"),
-    FIXTURE("qwen4_exp-bf16"),      FIXTURE("qwen4_exp-nvfp4-modelopt"),
+    FIXTURE("gpt_oss-mxfp4"),
+    FIXTURE("qwen3_5_moe-bf16"),
+    FIXTURE("qwen3_moe-bf16"),
+    FIXTURE("qwen3_moe-bf16-sharded-tied"),
+    FIXTURE("qwen3_moe-fp8_block"),
+    FIXTURE("qwen3_moe-nvfp4-compressed_tensors"),
+    FIXTURE("qwen4_exp-bf16"),
+    FIXTURE("qwen4_exp-nvfp4-modelopt"),
+    FIXTURE("qwen3_5_moe-fused-bf16"),
+    FIXTURE("qwen3_5_moe-fused-fp8_block"),
+    FIXTURE("qwen3_moe-dense-layers"),
+    FIXTURE("qwen3_moe-mixed-formats"),
+    FIXTURE("qwen3_moe-fp8_block-edges"),
+    FIXTURE("gpt_oss-mxfp4-variant"),
+    FIXTURE("qwen4_exp-eos-list"),
     FT_DATA_DIR "/ft-tiny",
 };
 
@@ -295,6 +306,14 @@ TEST(tied_head_is_the_embedding)
     bound_fini(&b);
 }
 
+static void check_refused(struct scratch *s, int status, const char *text)
+{
+    struct ft_error err;
+    struct bound b;
+    scratch_save(s);
+    CHECK_FAILS(bound_open(&b, s->dir, 1000, &err), status, text, &err);
+}
+
 /* Moves the experts of every layer into fused tensors, [E, 2I, H] and [E, H, I]. */
 static void fuse_experts(struct scratch *s, uint32_t layers, uint32_t experts, void **blocks)
 {
@@ -350,6 +369,77 @@ TEST(fused_experts_equal_single_ones)
     scratch_fini(&s);
 }
 
+/* gate, up and down of an expert are thirds of the fused data, and so are their scales: blocks of 32 x 20 on
+ * [64, 48] and [48, 32]. */
+TEST(fused_fp8_experts_keep_their_scales)
+{
+    struct ft_error err;
+    struct bound b;
+    REQUIRE(bound_open(&b, FIXTURE("qwen3_5_moe-fused-fp8_block"), 7, &err) == FT_OK);
+    const struct ft_layer_weights *w = &b.w->layers[1];
+    CHECK(w->expert_layout.format == FT_FORMAT_FP8_BLOCK && w->expert_layout.block_out == 32 &&
+          w->expert_layout.block_in == 20);
+    for (uint32_t e = 0; e < 5; e++) {
+        struct ft_expert expert;
+        ft_expert_view(&w->expert_layout, w->experts + (uint64_t)e * w->expert_layout.stride, &expert);
+        check_same(&b, "layers.1.mlp.experts.gate_up_proj", expert.gate.data, (2 * e) * 1536ull, 1536);
+        check_same(&b, "layers.1.mlp.experts.gate_up_proj", expert.up.data, (2 * e + 1) * 1536ull, 1536);
+        check_same(&b, "layers.1.mlp.experts.down_proj", expert.down.data, e * 1536ull, 1536);
+        check_same(&b, "layers.1.mlp.experts.gate_up_proj_scale_inv", expert.gate.scale, (2 * e) * 12ull, 12);
+        check_same(&b, "layers.1.mlp.experts.gate_up_proj_scale_inv", expert.up.scale, (2 * e + 1) * 12ull,
+                   12);
+        check_same(&b, "layers.1.mlp.experts.down_proj_scale_inv", expert.down.scale, e * 16ull, 16);
+    }
+    bound_fini(&b);
+}
+
+TEST(fused_experts_that_cannot_be_read_are_named)
+{
+    struct scratch s;
+    const char *up = "model.layers.1.mlp.experts.gate_up_proj";
+    scratch_init(&s, FIXTURE("qwen3_5_moe-fused-fp8_block"));
+    scratch_array(&s, "model.layers.1.mlp.experts.gate_up_proj_scale_inv")->shape[1] = 3;
+    check_refused(&s, FT_FORMAT, "gate_up_proj_scale_inv is F32 [5, 3, 3], wanted F32 or BF16 [5, 2, 3]");
+    scratch_drop(&s, "model.layers.1.mlp.experts.gate_up_proj_scale_inv");
+    check_refused(&s, FT_FORMAT, "gate_up_proj_scale_inv is missing, wanted F32 or BF16 [5, 2, 3]");
+    scratch_array(&s, up)->dtype = FT_DTYPE_U8;
+    check_refused(&s, FT_UNSUPPORTED, "gate_up_proj is U8: fused experts are read as BF16");
+    scratch_array(&s, up)->name = "model.layers.1.mlp.experts.gate_up_proj_packed";
+    check_refused(&s, FT_UNSUPPORTED, "gate_up_proj_packed: fused experts are read as BF16");
+    scratch_fini(&s);
+
+    scratch_init(&s, FIXTURE("qwen3_5_moe-fused-fp8_block")); /* a block across gate and up */
+    scratch_edit_config(&s, "32,\n   20", "64,\n   20");
+    for (uint32_t i = 0; i < s.model.count; i++)
+        if (strstr(s.model.items[i].name, "_scale_inv"))
+            s.model.items[i].shape[1] = 1;
+    check_refused(&s, FT_UNSUPPORTED, "a block of 64 rows would hold rows of gate and of up");
+    scratch_fini(&s);
+
+    scratch_init(&s, FIXTURE("qwen3_5_moe-fused-bf16"));
+    scratch_array(&s, "model.language_model.layers.0.mlp.experts.down_proj")->dtype = FT_DTYPE_F16;
+    check_refused(&s, FT_UNSUPPORTED, "down_proj is F16: all experts of a layer must have one format");
+    scratch_fini(&s);
+}
+
+TEST(layers_may_have_different_formats)
+{
+    static const enum ft_format formats[5] = {FT_FORMAT_BF16, FT_FORMAT_NVFP4, FT_FORMAT_NVFP4,
+                                              FT_FORMAT_FP8_BLOCK, FT_FORMAT_F32};
+    struct ft_error err;
+    struct bound b;
+    uint64_t largest = 0;
+    REQUIRE(bound_open(&b, FIXTURE("qwen3_moe-mixed-formats"), 1000, &err) == FT_OK);
+    for (uint32_t i = 0; i < 5; i++) {
+        CHECK_EQ(b.w->layers[i].expert_layout.format, formats[i]);
+        largest = FT_MAX(largest, b.w->layers[i].expert_layout.stride);
+    }
+    CHECK(b.w->layers[2].attention.q.format == FT_FORMAT_FP8_BLOCK &&
+          b.w->layers[1].attention.q.format == FT_FORMAT_BF16);
+    CHECK_EQ(ft_bind_sizes(b.bind)->expert_bytes_max, largest);
+    bound_fini(&b);
+}
+
 TEST(f16_matrices_become_f32_and_f16_vectors_too)
 {
     struct ft_error err;
@@ -382,14 +472,6 @@ TEST(f16_matrices_become_f32_and_f16_vectors_too)
 }
 
 /* What must be refused, and by which words. */
-static void check_refused(struct scratch *s, int status, const char *text)
-{
-    struct ft_error err;
-    struct bound b;
-    scratch_save(s);
-    CHECK_FAILS(bound_open(&b, s->dir, 1000, &err), status, text, &err);
-}
-
 TEST(missing_and_misshapen_tensors_are_named)
 {
     struct scratch s;
@@ -453,6 +535,40 @@ TEST(damaged_scales_are_named)
     check_refused(&s, FT_FORMAT, "q_proj.weight_scale_inv is F32 [2, 1], wanted F32 or BF16 [1, 2]");
     scratch_drop(&s, "model.layers.0.self_attn.q_proj.weight_scale_inv");
     check_refused(&s, FT_FORMAT, "q_proj.weight_scale_inv is missing");
+    scratch_fini(&s);
+}
+
+/* One error for each way in which block formats and sizes disagree. */
+TEST(blocks_that_do_not_fit_are_named)
+{
+    struct scratch s;
+    scratch_init(&s, FIXTURE("qwen3_moe-nvfp4-compressed_tensors"));
+    scratch_edit_config(&s, "\"moe_intermediate_size\": 64", "\"moe_intermediate_size\": 40");
+    scratch_array(&s, "model.layers.0.mlp.experts.0.gate_proj.weight_packed")->shape[0] = 40;
+    scratch_array(&s, "model.layers.0.mlp.experts.0.gate_proj.weight_scale")->shape[0] = 40;
+    check_refused(&s, FT_UNSUPPORTED, "expert of width 40 on hidden size 128 cannot be held as nvfp4");
+    scratch_fini(&s);
+
+    scratch_init(&s, FIXTURE("qwen3_moe-nvfp4-compressed_tensors"));
+    scratch_array(&s, "model.layers.1.mlp.experts.3.down_proj.weight_scale")->shape[1] = 2;
+    check_refused(&s, FT_FORMAT,
+                  "experts.3.down_proj.weight_scale is F8_E4M3 [128, 2], wanted F8_E4M3 [128, 4]");
+    scratch_drop(&s, "model.layers.1.mlp.experts.3.down_proj.weight_scale");
+    check_refused(&s, FT_FORMAT, "experts.3.down_proj.weight_scale is missing, wanted F8_E4M3 [128, 4]");
+    scratch_fini(&s);
+
+    scratch_init(&s, FIXTURE("gpt_oss-mxfp4"));
+    scratch_array(&s, "model.layers.2.mlp.experts.down_proj_scales")->shape[2] = 1;
+    check_refused(&s, FT_FORMAT, "down_proj_scales is U8 [8, 128, 1], wanted U8 [8, 128, 2]");
+    scratch_drop(&s, "model.layers.2.mlp.experts.down_proj_scales");
+    check_refused(&s, FT_FORMAT, "down_proj_scales is missing");
+    scratch_edit_config(&s, "\"intermediate_size\": 64", "\"intermediate_size\": 48");
+    check_refused(&s, FT_UNSUPPORTED, "intermediate_size 48 do not fit mxfp4, wanted multiples of 32");
+    scratch_fini(&s);
+
+    scratch_init(&s, FIXTURE("qwen3_moe-fp8_block"));
+    scratch_edit_config(&s, "   128,\n   128", "   64,\n   128");
+    check_refused(&s, FT_FORMAT, "weight_scale_inv is F32 [1, 2], wanted F32 or BF16 [2, 2]");
     scratch_fini(&s);
 }
 
@@ -618,10 +734,15 @@ TEST_MAIN(RUN(parts_are_sorted_disjoint_and_inside_files_and_arena) RUN(destinat
                   RUN(nvfp4_globals_are_stored_or_inverted_as_the_naming_says)
                       RUN(fp8_blocks_keep_their_scales) RUN(interleaved_rows_are_dealt_to_gate_and_up)
                           RUN(tied_head_is_the_embedding) RUN(fused_experts_equal_single_ones)
-                              RUN(f16_matrices_become_f32_and_f16_vectors_too)
-                                  RUN(missing_and_misshapen_tensors_are_named) RUN(damaged_scales_are_named)
-                                      RUN(not_finite_values_are_found_wherever_they_are)
-                                          RUN(mixed_formats_in_a_layer_are_refused)
-                                              RUN(weights_beyond_the_config_are_refused)
-                                                  RUN(dense_layers_have_no_experts)
-                                                      RUN(sizes_of_the_small_real_model))
+                              RUN(fused_fp8_experts_keep_their_scales)
+                                  RUN(fused_experts_that_cannot_be_read_are_named)
+                                      RUN(layers_may_have_different_formats)
+                                          RUN(f16_matrices_become_f32_and_f16_vectors_too)
+                                              RUN(missing_and_misshapen_tensors_are_named)
+                                                  RUN(damaged_scales_are_named)
+                                                      RUN(blocks_that_do_not_fit_are_named)
+                                                          RUN(not_finite_values_are_found_wherever_they_are)
+                                                              RUN(mixed_formats_in_a_layer_are_refused)
+                                                                  RUN(weights_beyond_the_config_are_refused)
+                                                                      RUN(dense_layers_have_no_experts)
+                                                                          RUN(sizes_of_the_small_real_model))

@@ -294,6 +294,10 @@ TEST(refused_ring_falls_back_to_pread_and_says_why)
         int code = run_in_child(refuse_io_uring, numbers[i], child_falls_back);
         CHECK(code == 0 || code == 77);
     }
+    /* The reason is the refusal, not an old kernel. */
+    refused_number_ = EPERM;
+    int code = run_in_child(refuse_io_uring_register, EPERM, child_falls_back);
+    CHECK(code == 0 || code == 77);
 }
 
 /* Root is not bound by the limit: the child gives up its rights first. */

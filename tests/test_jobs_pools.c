@@ -8,10 +8,10 @@ static void make_slots(struct ft_slots *slots, struct ft_arena *arena, uint32_t 
 {
     struct ft_error err;
     ft_arena_count(arena, "slots");
-    CHECK_OK(ft_slots_init(slots, arena, count, 100, 2, 4, &err), &err);
+    CHECK_OK(ft_slots_init(slots, arena, arena, count, 100, 2, 4, &err), &err);
     uint64_t bytes = arena->used;
     CHECK_OK(ft_arena_init(arena, "slots", bytes, &err), &err);
-    CHECK_OK(ft_slots_init(slots, arena, count, 100, 2, 4, &err), &err);
+    CHECK_OK(ft_slots_init(slots, arena, arena, count, 100, 2, 4, &err), &err);
 }
 
 TEST(a_taken_slot_holds_the_new_expert_and_forgets_the_old)
@@ -82,7 +82,7 @@ static void make_pools(struct pools *p, uint32_t pages, uint64_t snapshot_bytes,
             ft_arena_count(&p->arena, "pools");
         else
             CHECK_OK(ft_arena_init(&p->arena, "pools", bytes, &err), &err);
-        CHECK_OK(ft_kv_init(&p->kv, &p->arena, &model, pages, &err), &err);
+        CHECK_OK(ft_kv_init(&p->kv, &p->arena, &p->arena, &ft_memory_host, &model, pages, &err), &err);
         CHECK_OK(ft_snapshots_init(&p->snapshots, &p->arena, snapshot_bytes, state,
                                    pages * p->kv.layout.page_tokens, p->kv.layout.page_tokens, &err),
                  &err);

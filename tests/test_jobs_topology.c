@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "jobs/cgroup.h"
 #include "jobs/topology.h"
+#include "tests/io_refusal.h"
 #include "tests/test.h"
 
 #include <sched.h>
@@ -240,8 +241,24 @@ TEST(this_machine_can_be_opened_and_bound_to)
     ft_topology_close(&topology);
 }
 
+static int child_opens_this_machine(void)
+{
+    struct ft_topology topology;
+    struct ft_error err;
+    alarm(20); /* hwloc would ask for ever */
+    CHECK_FAILS(ft_topology_open(&topology, NULL, &err), FT_SYSTEM, "sched_getaffinity", &err);
+    return test_failures_ != 0;
+}
+
+TEST(forbidden_affinity_call_is_an_error_not_a_hang)
+{
+    int code = run_in_child(refuse_affinity, EPERM, child_opens_this_machine);
+    CHECK(code == 0 || code == 77);
+}
+
 TEST_MAIN(RUN(smallest_limit_of_the_path_wins) RUN(throttle_counters_are_read) RUN(random_files_do_no_harm)
               RUN(one_hardware_thread_of_each_core_is_used) RUN(siblings_in_the_mask_count_as_one_core)
                   RUN(quota_and_mask_are_both_obeyed_and_explained) RUN(bad_descriptions_are_refused)
                       RUN(worker_count_leaves_room_for_the_driver)
-                          RUN(this_machine_can_be_opened_and_bound_to))
+                          RUN(this_machine_can_be_opened_and_bound_to)
+                              RUN(forbidden_affinity_call_is_an_error_not_a_hang))

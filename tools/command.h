@@ -22,7 +22,7 @@
     X(verify, "compare a checkpoint's results with its reference")                                           \
     X(plan, "say what would be where in memory, and whether it fits")                                        \
     X(tokenize, "text to ids and back")                                                                      \
-    X(bench, "measure jobs, kernels, loading, rows of PLE tables")
+    X(bench, "measure decode steps, jobs, kernels, loading, rows of PLE tables")
 
 /* argv[0] is the first argument behind the command's name. They return the exit code. */
 #define FT_COMMAND_DECLARE(name, about) int ft_command_##name(int argc, char **argv);

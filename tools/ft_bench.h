@@ -4,6 +4,7 @@
 #define FT_TOOLS_FT_BENCH_H
 
 #define FT_BENCHES(X)                                                                                        \
+    X(decode, "decode steps of a model's shape, with synthetic weights, against the machine's bounds")       \
     X(jobs, "what the scheduler costs: ns per job, per steal, per wake")                                     \
     X(kernels, "speed of the CPU kernels against the machine's read ceiling")                                \
     X(load, "reading a checkpoint's weights from disk into memory")                                          \

@@ -3,6 +3,7 @@
 #include "kernels_cpu/bench_kernels.h"
 #include "tools/command.h"
 #include "tools/ft_bench.h"
+#include "tools/interrupt.h"
 #include "tools/json_out.h"
 
 #include <stddef.h>
@@ -131,6 +132,7 @@ int ft_command_bench_kernels(int argc, char **argv)
     int exit_code;
     if (!ft_command_parse(&set, argc, argv, &rest, &exit_code))
         return exit_code;
+    ft_interrupt_end();
     struct report *report = calloc(1, sizeof *report);
     int status =
         report ? measure(&options, report, &err) : ft_error_set(&err, FT_MEMORY, "no memory for the results");

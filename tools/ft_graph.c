@@ -5,6 +5,7 @@
 #include "tools/open.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -81,10 +82,22 @@ static int parse_layers(const char *text, struct ft_draw *draw, struct ft_error 
 
 /* ---- output ---- */
 
+/* Layers that are not there would give an empty picture. */
+static int check_layers(const struct ft_draw *draw, struct ft_error *err)
+{
+    uint32_t count = draw->graph ? draw->graph->layer_count : draw->header->layer_count;
+    if (!draw->layers_given || draw->layer_first < count)
+        return FT_OK;
+    return ft_error_set(err, FT_USAGE, "--layers: there is no layer %u, the model has %u (from 0)",
+                        draw->layer_first, count);
+}
+
 /* A file that was begun and could not be finished is removed; devices and pipes are not. */
 static int write_out(const struct ft_draw *draw, const struct dump_options *options, struct ft_error *err)
 {
     ft_draw_function *function = ft_draw_find(formats[options->format]);
+    if (check_layers(draw, err) != FT_OK)
+        return err->code;
     if (!options->out) {
         int status = function(draw, stdout, err);
         return status == FT_OK ? FT_OK : ft_error_prepend(err, "standard output");
@@ -290,6 +303,7 @@ int main(int argc, char **argv)
     static char help_option[] = "--help";
     static char *help_argv[] = {help_option, NULL};
     const char *name = argc > 1 ? argv[1] : "";
+    signal(SIGXFSZ, SIG_IGN); /* ulimit -f is a failed write, and the part written is removed */
     if (strcmp(name, "dump") == 0)
         return command_dump(argc - 2, argv + 2);
     if (strcmp(name, "version") == 0 || strcmp(name, "--version") == 0) {

@@ -39,7 +39,21 @@ void ft_interrupt_begin(void)
     action.sa_handler = on_signal; /* no SA_RESTART: a read of the terminal returns */
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    if (signal(SIGHUP, SIG_IGN) != SIG_IGN)
+        sigaction(SIGHUP, &action, NULL);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+}
+
+void ft_interrupt_end(void)
+{
+    signal(SIGINT, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
+    if (signal(SIGHUP, SIG_DFL) == SIG_IGN)
+        signal(SIGHUP, SIG_IGN);
+    int seen = atomic_load(&signal_seen);
+    if (seen)
+        raise(seen);
 }
 
 void ft_interrupt_watch(struct ft_session *session)

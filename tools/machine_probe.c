@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/machine_probe.h"
 
+#include "jobs/lane_cuda.h"
 #include "jobs/topology.h"
 
 #include <stdio.h>
@@ -47,4 +48,23 @@ void ft_machine_probe(struct ft_machine *machine, const struct ft_topology *topo
     uint64_t limit = topology->memory_limit_bytes;
     if (limit && (!machine->ram_bytes || limit < machine->ram_bytes))
         machine->ram_bytes = limit;
+}
+
+/* Contexts, modules and captured steps take memory beside what the plan counts. */
+#define GPU_RESERVE_BYTES (UINT64_C(512) << 20)
+
+int ft_machine_probe_gpu(struct ft_machine *machine, uint32_t gpu, struct ft_error *err)
+{
+    struct ft_gpu_info info;
+    int status = ft_lane_cuda_find(gpu, &info, err);
+    if (status != FT_OK)
+        return status;
+    if (info.free_bytes <= GPU_RESERVE_BYTES)
+        return ft_error_set(err, FT_MEMORY,
+                            "GPU %u (%s): only %.2f GB are free, other programs hold the rest", gpu,
+                            info.name, (double)info.free_bytes * 1e-9);
+    machine->device = FT_DEVICE_CUDA;
+    machine->device_count = info.count;
+    machine->device_memory_bytes = info.free_bytes - GPU_RESERVE_BYTES;
+    return FT_OK;
 }

@@ -29,8 +29,11 @@ const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
     {"model", "DIR", "checkpoint directory", "the demo model", FT_OPTION_STRING, FIELD(model), 0, 0},
     {"strategy", "auto|fused|offload|cpu|hybrid", "where experts run", NULL, FT_OPTION_CHOICE,
      FIELD(strategy), 0, 0},
-    {"device", "none|host", "host: play a GPU with slots, fetches and a link", "as the strategy needs",
+    {"device", "none|host|cuda", "host: play a GPU with slots, fetches and a link", "a GPU if there is one",
      FT_OPTION_CHOICE, GIVEN(device, device_given), 0, 0},
+    {"gpu", "N", "which GPU, as the CUDA runtime counts them", "0", FT_OPTION_U32, FIELD(gpu), 0, 1023},
+    {"handshake", "auto|memop|kernel|launch", "how a GPU step and its driver meet", NULL, FT_OPTION_CHOICE,
+     FIELD(handshake), 0, 0},
     {"workers", "N", "CPU workers", "one per usable core, less one for a device", FT_OPTION_U32,
      FIELD(plan.workers), 1, FT_WORKERS_MAX},
     {"moe-cache-size", "N", "expert slots over all layers", "what fits", FT_OPTION_U32,
@@ -60,7 +63,7 @@ const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
     {"link-gbs", "X", "host device: bandwidth of the link, GB/s", "as fast as memory", FT_OPTION_F64,
      FIELD(link_gbs), 0, 1e6},
     {"link-delay-us", "X", "host device: random delay per fetch, at most", "0", FT_OPTION_F64,
-     FIELD(link_delay_us), 0, 1e9},
+     FIELD(link_delay_us), 0, 1e6},
     {"isa", "NAME", "kernels: ref, avx2, avx512 (also $FT_ISA)", "the best of this core", FT_OPTION_STRING,
      FIELD(isa), 0, 0},
     {"no-pin", NULL, "do not pin workers to cores", NULL, FT_OPTION_CLEAR, FIELD(pin), 0, 0},
@@ -169,14 +172,64 @@ static void resolve_options(const struct ft_open_options *options, struct ft_pla
     plan->ple_in_ram = options->ple_backend == FT_ROWS_RAM;
 }
 
-static int make_plan(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
+/* What contradicts itself is said, not silently resolved. */
+static int check_contradictions(const struct ft_open_options *options, const struct ft_plan *plan,
+                                struct ft_error *err)
+{
+    bool size = options->plan.slot_count > 0, rate = options->plan.slot_rate >= 0;
+    if (size && rate)
+        return ft_error_set(err, FT_USAGE,
+                            "--moe-cache-size and --moe-cache-rate say the same thing: give one of them");
+    if (options->plan.device_bytes && plan->device == FT_DEVICE_NONE)
+        return ft_error_set(err, FT_USAGE,
+                            "--vram: there is no device whose memory could be limited; give --device host or "
+                            "--strategy offload or hybrid");
+    if ((size || rate) && plan->device == FT_DEVICE_NONE)
+        return ft_error_set(err, FT_USAGE,
+                            "--moe-cache-%s: there is no device that could have slots; give --device host or "
+                            "--strategy offload or hybrid",
+                            size ? "size" : "rate");
+    return FT_OK;
+}
+
+/* machine: NULL = this one, as it is now. */
+static int make_plan(struct ft_engine *engine, const struct ft_open_options *options,
+                     const struct ft_machine *machine, struct ft_error *err)
 {
     struct ft_plan_options wishes;
     resolve_options(options, &wishes);
-    ft_machine_probe(&engine->machine, &engine->topology, NULL);
+    if (machine)
+        engine->machine = *machine;
+    else
+        ft_machine_probe(&engine->machine, &engine->topology, NULL);
+    if (!options->device_given || options->device == FT_DEVICE_CUDA) {
+        int found = ft_machine_probe_gpu(&engine->machine, options->gpu, err);
+        if (found != FT_OK && options->device_given)
+            return found;
+    }
     if (options->link_gbs > 0)
         engine->machine.link_bytes_per_s = options->link_gbs * 1e9;
-    return ft_plan_make(engine->model, &engine->sizes, &engine->machine, &wishes, &engine->plan, err);
+    int status = ft_plan_make(engine->model, &engine->sizes, &engine->machine, &wishes, &engine->plan, err);
+    return status == FT_OK ? check_contradictions(options, &engine->plan, err) : status;
+}
+
+/* Topology and plan of a model that is known; closes the engine on failure. */
+static int plan_model(struct ft_engine *engine, const struct ft_open_options *options,
+                      const struct ft_machine *machine, struct ft_error *err)
+{
+    int status = ft_topology_open(&engine->topology, NULL, err);
+    engine->has_topology = status == FT_OK;
+    if (status == FT_OK)
+        status = make_plan(engine, options, machine, err);
+    return status;
+}
+
+static int close_failed(struct ft_engine *engine, int status)
+{
+    struct ft_error ignored;
+    if (status != FT_OK)
+        ft_engine_close(engine, &ignored);
+    return status;
 }
 
 int ft_engine_plan(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
@@ -189,17 +242,21 @@ int ft_engine_plan(struct ft_engine *engine, const struct ft_open_options *optio
         engine->model = ft_checkpoint_model(engine->checkpoint);
         status = ft_load_sizes(engine->checkpoint, &engine->sizes, err);
     }
-    if (status == FT_OK) {
-        status = ft_topology_open(&engine->topology, NULL, err);
-        engine->has_topology = status == FT_OK;
-    }
     if (status == FT_OK)
-        status = make_plan(engine, options, err);
-    if (status != FT_OK) {
-        struct ft_error ignored;
-        ft_engine_close(engine, &ignored);
-    }
-    return status;
+        status = plan_model(engine, options, NULL, err);
+    return close_failed(engine, status);
+}
+
+int ft_engine_plan_parts(struct ft_engine *engine, const struct ft_open_options *options,
+                         const struct ft_engine_parts *parts, struct ft_error *err)
+{
+    memset(engine, 0, sizeof *engine);
+    engine->model = parts->model;
+    engine->sizes = *parts->sizes;
+    engine->weights = parts->weights;
+    engine->tables = parts->tables;
+    engine->routing = parts->routing;
+    return close_failed(engine, plan_model(engine, options, parts->machine, err));
 }
 
 /* ---- the load ---- */
@@ -225,6 +282,7 @@ static int load_weights(struct ft_engine *engine, const struct ft_open_options *
     if (shown >= 0)
         fputs("\r\033[K", stderr);
     engine->is_loaded = status == FT_OK;
+    engine->weights = &engine->loaded.weights;
     if (engine->is_loaded && engine->load.note[0] && !options->quiet)
         fprintf(stderr, "ft: note: %s\n", engine->load.note);
     return status;
@@ -242,7 +300,7 @@ static int open_session(struct ft_engine *engine, const struct ft_open_options *
 {
     struct ft_session_options session = {
         .model = engine->model,
-        .weights = &engine->loaded.weights,
+        .weights = engine->weights,
         .ple = engine->tables,
         .plan = &engine->plan,
         .policy = engine->policy,
@@ -253,6 +311,9 @@ static int open_session(struct ft_engine *engine, const struct ft_open_options *
         .link_bytes_per_s = options->link_gbs * 1e9,
         .link_delay_ns_max = (uint64_t)(options->link_delay_us * 1e3),
         .seed = 1,
+        .gpu = options->gpu,
+        .handshake = (enum ft_handshake)options->handshake,
+        .routing = engine->routing,
         .policy_params = {.model = engine->model,
                           .machine = &engine->machine,
                           .fetch_share = engine->plan.fetch_share,
@@ -276,7 +337,7 @@ static int open_session(struct ft_engine *engine, const struct ft_open_options *
         free(header);
     }
     const char *note = ft_session_note(engine->session);
-    if (note[0] && !options->quiet)
+    if (note[0] && strcmp(note, engine->load.note) && !options->quiet) /* the load has said it already */
         fprintf(stderr, "ft: note: %s\n", note);
     ft_interrupt_watch(engine->session);
     return FT_OK;
@@ -297,9 +358,11 @@ static int open_rest(struct ft_engine *engine, const struct ft_open_options *opt
     }
     if (status == FT_OK && options->trace)
         status = ft_trace_file_open(&engine->trace, options->trace, err);
-    if (status == FT_OK && engine->model->ple_count)
+    if (status == FT_OK && engine->checkpoint && engine->model->ple_count) {
         status = ft_row_tables_open(&engine->tables, engine->checkpoint, err);
-    if (status == FT_OK)
+        engine->owns_tables = status == FT_OK;
+    }
+    if (status == FT_OK && engine->checkpoint)
         status = load_weights(engine, options, err);
     if (status == FT_OK)
         status = open_session(engine, options, err);
@@ -311,12 +374,14 @@ int ft_engine_open(struct ft_engine *engine, const struct ft_open_options *optio
     int status = ft_engine_plan(engine, options, err);
     if (status != FT_OK)
         return status;
-    status = open_rest(engine, options, err);
-    if (status != FT_OK) {
-        struct ft_error ignored;
-        ft_engine_close(engine, &ignored);
-    }
-    return status;
+    return close_failed(engine, open_rest(engine, options, err));
+}
+
+int ft_engine_open_parts(struct ft_engine *engine, const struct ft_open_options *options,
+                         const struct ft_engine_parts *parts, struct ft_error *err)
+{
+    int status = ft_engine_plan_parts(engine, options, parts, err);
+    return status == FT_OK ? close_failed(engine, open_rest(engine, options, err)) : status;
 }
 
 int ft_engine_close(struct ft_engine *engine, struct ft_error *err)
@@ -331,7 +396,7 @@ int ft_engine_close(struct ft_engine *engine, struct ft_error *err)
     }
     if (engine->is_loaded)
         ft_loaded_fini(&engine->loaded);
-    if (engine->tables)
+    if (engine->owns_tables)
         ft_row_tables_close(engine->tables);
     ft_replay_file_fini(&engine->replay);
     if (engine->has_topology)

@@ -28,6 +28,7 @@ struct ft_open_options {
     struct ft_plan_options plan;
     /* as parsed; resolved into `plan` */
     uint32_t strategy, device;
+    uint32_t gpu, handshake; /* enum ft_handshake */
     bool device_given, snapshot_given;
     uint32_t ple_backend; /* 0 disk, 1 ram */
     uint32_t io;          /* enum ft_io_backend */
@@ -36,7 +37,7 @@ struct ft_open_options {
     bool pin, quiet;
 };
 
-#define FT_OPEN_OPTION_COUNT 23u
+#define FT_OPEN_OPTION_COUNT 25u
 extern const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT];
 void ft_open_options_init(struct ft_open_options *options);
 /* The group of engine options for a command's option set; options is the target. */
@@ -58,6 +59,9 @@ struct ft_engine {
     const struct ft_policy *policy;
     struct ft_row_tables *tables; /* NULL without PLE */
     struct ft_loaded loaded;
+    const struct ft_weights *weights; /* loaded's, or those given */
+    const struct ft_routing *routing; /* as given; NULL = the router's own choices */
+    bool owns_tables;
     struct ft_load_stats load;
     struct ft_trace_file trace;
     struct ft_session *session;
@@ -71,6 +75,22 @@ int ft_engine_plan(struct ft_engine *engine, const struct ft_open_options *optio
 /* The same and then everything up to a session that can step. FT_MEMORY with advice when the plan does not
  * fit. */
 int ft_engine_open(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err);
+/* What an engine may be given instead of a checkpoint. All of it stays the caller's and outlives the engine.
+ */
+struct ft_engine_parts {
+    const struct ft_model *model;
+    const struct ft_weight_sizes *sizes;
+    const struct ft_machine *machine; /* as an earlier plan found it, before the weights took their memory;
+                                         NULL = as it is now */
+    const struct ft_weights *weights; /* not needed for a plan */
+    struct ft_row_tables *tables;     /* NULL without PLE */
+    const struct ft_routing *routing; /* NULL = the router's own choices */
+};
+/* The same two with parts: what is said of the model's directory in the options does not count. */
+int ft_engine_plan_parts(struct ft_engine *engine, const struct ft_open_options *options,
+                         const struct ft_engine_parts *parts, struct ft_error *err);
+int ft_engine_open_parts(struct ft_engine *engine, const struct ft_open_options *options,
+                         const struct ft_engine_parts *parts, struct ft_error *err);
 /* Ends the trace too: FT_IO when it is incomplete (the only failure). */
 int ft_engine_close(struct ft_engine *engine, struct ft_error *err);
 

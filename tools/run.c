@@ -37,7 +37,14 @@ int ft_run_open_engine(struct ft_run *run, uint64_t tokens_each, uint32_t sequen
     struct ft_open_options open = run->options->open;
     open.model = run->dir; /* found, and announced, before */
     ft_open_options_want_kv(&open, tokens_each, sequences);
-    return ft_engine_open(&run->engine, &open, err);
+    int status = ft_engine_open(&run->engine, &open, err);
+    /* The plan's advice speaks of --kv-tokens, which nobody gave. */
+    if (status == FT_MEMORY && open.plan.kv_tokens != run->options->open.plan.kv_tokens)
+        ft_error_prepend(err, "%s a KV pool of %u tokens",
+                         run->options->generate.max_tokens_given ? "the prompt and --max-tokens want"
+                                                                 : "the prompt wants",
+                         open.plan.kv_tokens);
+    return status;
 }
 
 uint32_t ft_run_max_tokens(const struct ft_run *run, uint32_t prompt_count, uint32_t sequences)

@@ -34,6 +34,11 @@ static const char *format_ns(double ns, char *text, size_t cap)
     return text;
 }
 
+static double decode_per_second(const struct ft_session_stats *stats)
+{
+    return per_second((double)(stats->decode_rows - stats->mixed_rows), stats->decode_ns);
+}
+
 static double wait_total(const struct ft_session_stats *stats)
 {
     double ns = 0;
@@ -66,7 +71,7 @@ static void print_speed(const struct ft_summary *summary, const struct ft_engine
     if (summary->first_token_ns > 0)
         fprintf(out, ", first token after %s", format_ns(summary->first_token_ns, c, sizeof c));
     fprintf(out, "\ndecode  %u tokens, %.1f tok/s (%s, %s, %u workers%s)\n", summary->new_tokens,
-            per_second((double)stats->decode_rows, stats->decode_ns), ft_strategy_name(engine->plan.strategy),
+            decode_per_second(stats), ft_strategy_name(engine->plan.strategy),
             ft_isa_name(ft_session_isa(engine->session)), engine->plan.workers,
             engine->plan.device == FT_DEVICE_HOST ? ", host device" : "");
 }
@@ -120,9 +125,16 @@ static void print_experts(const struct ft_session_stats *stats, FILE *out)
             (unsigned long long)stats->cpu_experts);
 }
 
-static void print_extras(const struct ft_session_stats *stats, FILE *out)
+static void print_extras(const struct ft_session_stats *stats, const struct ft_policy *policy, FILE *out)
 {
     char text[32];
+    if (policy->departures && stats->departures)
+        fprintf(out,
+                "replay  %llu choices were not as recorded: this is another run (other prompt, model, "
+                "strategy or sizes)\n",
+                (unsigned long long)stats->departures);
+    else if (policy->departures)
+        fprintf(out, "replay  every choice as recorded\n");
     if (stats->ple.rows_wanted)
         fprintf(out, "ple     %llu rows wanted, %llu distinct, %llu reads, %s\n",
                 (unsigned long long)stats->ple.rows_wanted, (unsigned long long)stats->ple.rows_distinct,
@@ -144,7 +156,7 @@ void ft_summary_print(const struct ft_summary *summary, const struct ft_engine *
     print_classes(&stats, all, out);
     print_waits(&stats, all, out);
     print_experts(&stats, out);
-    print_extras(&stats, out);
+    print_extras(&stats, engine->policy, out);
 }
 
 /* ---- JSON ---- */
@@ -174,12 +186,16 @@ static void write_times(const struct ft_session_stats *stats, struct ft_json *js
 static void write_counts(const struct ft_session_stats *stats, struct ft_json *json)
 {
     ft_json_u64(json, "steps", stats->steps);
+    ft_json_u64(json, "prefill_rows", stats->prefill_rows);
+    ft_json_u64(json, "decode_rows", stats->decode_rows);
+    ft_json_u64(json, "mixed_rows", stats->mixed_rows);
     ft_json_u64(json, "hits", stats->hits);
     ft_json_u64(json, "misses", stats->misses);
     ft_json_u64(json, "fetches", stats->fetches);
     ft_json_u64(json, "fetch_bytes", stats->fetch_bytes);
     ft_json_u64(json, "cpu_experts", stats->cpu_experts);
     ft_json_u64(json, "policy_repairs", stats->policy_repairs);
+    ft_json_u64(json, "replay_departures", stats->departures);
     ft_json_u64(json, "jobs", stats->jobs);
     ft_json_u64(json, "stolen", stats->stolen);
     ft_json_u64(json, "trace_dropped", stats->trace_dropped);
@@ -209,7 +225,7 @@ void ft_summary_write_json(const struct ft_summary *summary, const struct ft_eng
     ft_json_u64(json, "new_tokens", summary->new_tokens);
     ft_json_f64(json, "ttft_ms", summary->first_token_ns / 1e6);
     ft_json_f64(json, "prompt_tok_s", per_second((double)stats.prefill_rows, stats.prefill_ns));
-    ft_json_f64(json, "decode_tok_s", per_second((double)stats.decode_rows, stats.decode_ns));
+    ft_json_f64(json, "decode_tok_s", decode_per_second(&stats));
     write_times(&stats, json);
     write_counts(&stats, json);
     ft_json_close(json, '}');

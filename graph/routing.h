@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Router choices as data: which experts each row of each decode step uses. Recorded from a model or generated
+ * (planner/routing.h); the session obeys it instead of its own router (struct ft_session_options.routing), so
+ * that a benchmark with random weights has the hit rate of real traffic.
+ *
+ * Decode step n since the session was opened uses entry n modulo step_count, row r of its batch entry r
+ * modulo row_count. Steps with prefill rows are left alone. The router's own top k is computed all the same
+ * (its cost is paid); the weights become the softmax of the router's logits over the given ids.
+ *
+ * Ownership: the ids are the caller's and outlive whoever was given the struct. Threads: read-only.
+ */
+#ifndef FT_GRAPH_ROUTING_H
+#define FT_GRAPH_ROUTING_H
+
+#include "graph/types.h"
+
+struct ft_routing {
+    uint32_t step_count, layer_count, row_count, topk;
+    const uint16_t
+        *ids; /* [step_count, layer_count, row_count, topk] distinct within a row, below the expert count */
+};
+
+/* The ids of one row, [topk]. */
+static inline const uint16_t *ft_routing_row(const struct ft_routing *routing, uint32_t step, uint32_t layer,
+                                             uint32_t row)
+{
+    uint64_t at = step % routing->step_count;
+    at = at * routing->layer_count + layer;
+    at = at * routing->row_count + row % routing->row_count;
+    return routing->ids + at * routing->topk;
+}
+
+#endif

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The GPU lane: one driver thread per GPU, which owns a compute stream and a copy stream.
+ *
+ * A decode step is one captured CUDA graph per (rows, logit rows, context bucket); the policy stays on the
+ * host. Per layer:
+ *
+ *   GPU     .. mix attention mix route | resident experts | wait fetched | fetched experts | wait computed |
+ * combine .. |routed                     ^fetched                         ^computed driver `-> policy ->
+ * moves, copies-'                                | workers                                \`-> expert tiles
+ * ----------------------------------'
+ *
+ * Larger steps, steps whose rows are captured by a caller, and --handshake launch are launched segment by
+ * segment by the driver, which waits for the router's ids between route and experts.
+ *
+ * The table of flags, with writers, fences and readers, is in kernels_cuda/kernels_cuda.h (struct
+ * ft_cuda_exchange).
+ *
+ * CUDA runtime calls inside a step: cudaGraphLaunch, cudaMemcpyAsync, cudaEventRecord, cudaStreamWaitEvent,
+ * cudaStreamQuery, kernel launches, cuStreamWriteValue32. Outside a step: everything else.
+ *
+ * Errors: FT_UNSUPPORTED (no driver, no GPU, GPU too old) and FT_MEMORY name what was asked and the option to
+ * lower. A GPU that fails in a step fails the step's sequences and breaks the session. Threads: all functions
+ * but the driver's own from the session's thread.
+ */
+#ifndef FT_JOBS_LANE_CUDA_H
+#define FT_JOBS_LANE_CUDA_H
+
+#include "graph/arena.h"
+#include "graph/machine.h"
+#include "graph/weights.h"
+#include "jobs/memory.h"
+
+struct ft_lane_cuda;
+struct ft_step;
+
+struct ft_lane_cuda_options {
+    const struct ft_weights *weights; /* the host's */
+    uint32_t rows_max, sequences_max, logit_rows_max;
+    uint32_t pages_max; /* of one sequence */
+    enum ft_handshake handshake;
+    double link_bytes_per_s; /* throttle; 0 = none */
+};
+
+struct ft_gpu_info {
+    char name[96];
+    uint32_t count; /* GPUs that the driver shows */
+    uint32_t major, minor, multiprocessors;
+    uint64_t free_bytes, total_bytes;
+};
+
+/* What GPU `gpu` is. FT_UNSUPPORTED when this build, the driver or the machine has none. */
+int ft_lane_cuda_find(uint32_t gpu, struct ft_gpu_info *info, struct ft_error *err);
+int ft_lane_cuda_open(struct ft_lane_cuda **out, uint32_t gpu, struct ft_error *err);
+/* An arena of device memory or of pinned host memory, zeroed; the lane owns it. */
+int ft_lane_cuda_arena(struct ft_lane_cuda *lane, struct ft_arena *arena, enum ft_tier tier, uint64_t bytes,
+                       struct ft_error *err);
+const struct ft_memory *ft_lane_cuda_memory(const struct ft_lane_cuda *lane);
+/* Uploads the dense weights, pins the expert banks, probes the handshakes, starts the driver thread. */
+int ft_lane_cuda_start(struct ft_lane_cuda *lane, struct ft_step *step,
+                       const struct ft_lane_cuda_options *options, struct ft_error *err);
+/* Stops the driver thread. step->device.started stays true when it is stuck. */
+void ft_lane_cuda_stop(struct ft_lane_cuda *lane);
+void ft_lane_cuda_close(struct ft_lane_cuda *lane);
+/* The slots were filled between steps, not by the lane. */
+void ft_lane_cuda_map_changed(struct ft_lane_cuda *lane);
+/* One line: GPU, handshake in use and its price, what is not as fast as it could be. */
+const char *ft_lane_cuda_note(const struct ft_lane_cuda *lane);
+
+#endif

@@ -1,0 +1,679 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The driver thread: walks the device's jobs of a step in graph order, as the host device does, but the GPU
+ * computes them. Only some of them mean work for the driver: the PLE projection (rows are in memory), the
+ * router (ids, policy, copies), combine (the CPU's experts are done), the end.
+ *
+ * Every wait for the GPU is bounded by the watchdog. After an error the walk goes on without the GPU, so that
+ * the step ends: the step's sequences fail, and the session with them.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "jobs/lane_cuda_internal.h"
+#include "jobs/session.h"
+
+#define JOIN_NS 5000000000ull
+#define LOOK_EVERY 1024u /* polls between two looks at the clock */
+#define SPIN_NS 2000000u /* of polling before short sleeps */
+#define SLEEP_NS 50000
+#define QUERY_NS 1000000u /* between two questions whether the GPU still lives */
+#define WATCHDOG_NS 20000000000ull
+
+/* One step as the driver sees it. */
+struct drive {
+    struct ft_lane_cuda *lane;
+    struct ft_step *step;
+    struct ft_batch *batch;
+    struct ft_cuda c; /* with the counts of this step */
+    uint32_t thread, epoch, tokens;
+    bool captured;
+    uint32_t waves;    /* of the layer at hand, launch path */
+    bool layer_on_cpu; /* the layer at hand has experts on the CPU */
+};
+
+static void fail(struct drive *d, int error, const char *what)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    if (!lane->broken)
+        ft_step_fail(d->step, FT_SYSTEM, "GPU %d: %s: %s (%s)", lane->gpu, what,
+                     cudaGetErrorString((cudaError_t)error), cudaGetErrorName((cudaError_t)error));
+    lane->broken = true;
+    /* release: whoever polls on the device sees it and gives up */
+    __atomic_store_n(lane->host.abort, 1u, __ATOMIC_RELEASE);
+}
+
+static bool try_(struct drive *d, int error, const char *what)
+{
+    if (error && !d->lane->broken)
+        fail(d, error, what);
+    return !d->lane->broken;
+}
+
+static bool is_raised(const uint32_t *flag, uint32_t epoch)
+{
+    /* acquire: pairs with the GPU's st.release.sys; what the flag announces may be read */
+    return (int32_t)(__atomic_load_n(flag, __ATOMIC_ACQUIRE) - epoch) >= 0;
+}
+
+/* Polls a flag of the GPU, then sleeps between polls; asks now and then whether the GPU still lives. */
+static bool wait_flag(struct drive *d, const uint32_t *flag, const char *what)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    struct ft_clock *clock = &d->step->clock;
+    uint64_t start = ft_clock_ns(clock), asked = start;
+    if (lane->broken)
+        return false;
+    for (uint32_t polls = 1; !is_raised(flag, d->epoch); polls++) {
+        ft_park_pause();
+        if (polls % LOOK_EVERY)
+            continue;
+        uint64_t now = ft_clock_ns(clock);
+        if (now - asked > QUERY_NS) {
+            cudaError_t state = cudaStreamQuery(lane->compute);
+            asked = now;
+            if (state != cudaSuccess && state != cudaErrorNotReady) {
+                fail(d, (int)state, what);
+                return false;
+            }
+            if (state == cudaSuccess && !is_raised(flag, d->epoch)) {
+                fail(d, cudaErrorUnknown, "the step ended without its flags");
+                return false;
+            }
+        }
+        if (now - start > lane->watchdog_ns || atomic_load_explicit(&d->step->stop, memory_order_acquire)) {
+            fail(d, cudaErrorLaunchTimeout, what);
+            return false;
+        }
+        if (now - start > SPIN_NS) {
+            struct timespec nap = {0, SLEEP_NS};
+            nanosleep(&nap, NULL);
+        }
+    }
+    return true;
+}
+
+static void raise_flag(uint32_t *flag, uint32_t value)
+{
+    /* release: pairs with ld.acquire.sys on the GPU */
+    __atomic_store_n(flag, value, __ATOMIC_RELEASE);
+}
+
+/* ---- after the router ---- */
+
+static uint32_t *flag_of(uint32_t *flags, uint32_t index)
+{
+    return flags + (uint64_t)index * FT_CUDA_FLAG_STRIDE;
+}
+
+static int copy_expert(struct ft_lane_cuda *lane, const struct ft_dynamic *d, bool throttled)
+{
+    const struct ft_layer_weights *w = &lane->options.weights->layers[d->layer];
+    const char *from =
+        w->experts + (uint64_t)w->expert_layout.stride * lane->step->x.active.expert[d->active];
+    uint64_t ns = throttled ? (uint64_t)((double)d->bytes / lane->options.link_bytes_per_s * 1e9) : 0;
+    int error = throttled ? ft_cuda_throttle_begin(lane->throttle, lane->copy) : 0;
+    if (!error)
+        error = (int)cudaMemcpyAsync(d->destination, from, d->bytes, cudaMemcpyHostToDevice, lane->copy);
+    if (!error && throttled)
+        error = ft_cuda_throttle_end(lane->throttle, ns, lane->copy);
+    return error;
+}
+
+/* Records and completes a fetch or a group: the GPU keeps their order by itself. */
+static void complete_link(struct drive *d, uint32_t index, uint64_t start)
+{
+    struct ft_step *step = d->step;
+    const struct ft_dynamic dynamic = step->dynamic[index];
+    uint32_t job = step->graph->static_count + index;
+    struct ft_trace_record *record =
+        ft_step_record(step, d->thread, FT_RECORD_JOB, start, ft_clock_ns(&step->clock));
+    if (record) {
+        record->job = job + dynamic.layer * step->graph->reserved_count;
+        record->op = dynamic.op;
+        record->lane = dynamic.lane;
+        record->layer = dynamic.layer;
+        record->bytes = dynamic.bytes;
+        if (dynamic.active != FT_NONE) {
+            record->expert = step->x.active.expert[dynamic.active];
+            record->rows = (uint16_t)FT_MIN(step->x.active.rows[dynamic.active], UINT16_MAX);
+            record->detail = step->x.active.reason[dynamic.active];
+        }
+        record->slot = dynamic.slot;
+        record->flags = d->lane->broken ? 2 : 0;
+    }
+    uint32_t *todo = ft_step_todo(step, d->thread);
+    ft_step_hand_over(step, d->thread, todo, ft_step_complete(step, d->thread, job, todo, 0));
+}
+
+static uint32_t published(const struct ft_step *step)
+{
+    return atomic_load_explicit(&step->link_published, memory_order_acquire);
+}
+
+/* The layer's fetches of a captured step: moves first, then copies, then the flag behind them. */
+static void fetch_captured(struct drive *d, uint32_t layer)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    struct ft_step *step = d->step;
+    struct ft_cuda_move *moves = lane->host.moves + (uint64_t)layer * lane->c.exchange.moves_max;
+    uint32_t end = published(step), count = 0;
+    bool throttled = lane->options.link_bytes_per_s > 0;
+    for (uint32_t i = lane->link_taken; i != end; i++) {
+        const struct ft_dynamic *f = &step->dynamic[step->link_jobs[i % step->link_max]];
+        moves[count++] =
+            (struct ft_cuda_move){f->layer, step->x.active.expert[f->active], f->slot, f->victim};
+    }
+    lane->host.move_count[layer] = count;
+    uint32_t *flag = flag_of(lane->host.fetched, layer);
+    if (!count)
+        raise_flag(flag, d->epoch);
+    for (; lane->link_taken != end; lane->link_taken++) {
+        uint32_t index = step->link_jobs[lane->link_taken % step->link_max];
+        uint64_t start = ft_clock_ns(&step->clock);
+        if (!lane->broken)
+            (void)try_(d, copy_expert(lane, &step->dynamic[index], throttled),
+                       "copying an expert to the GPU");
+        complete_link(d, index, start);
+    }
+    if (count && !lane->broken)
+        (void)try_(d, ft_cuda_raise_behind_copies(lane, flag, d->epoch),
+                   "raising the flag behind the copies");
+}
+
+/* ---- launch path: groups of experts ---- */
+
+/* The layer's device experts, in the order of the groups, into the lists that the kernels read. */
+static int upload_lists(struct drive *d)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    struct ft_step *step = d->step;
+    const struct ft_active *a = &step->x.active;
+    struct ft_cuda_host_lists *h = &lane->lists;
+    uint32_t members = 0, pairs = 0;
+    d->waves = 0;
+    for (uint32_t i = step->wave_first; i < step->wave_first + step->wave_count; i++) {
+        const struct ft_dynamic *group = &step->dynamic[i];
+        if (group->op != FT_OP_EXPERT_DEVICE)
+            continue;
+        h->counts[d->waves++] = group->end - group->begin;
+        for (; members < group->end; members++) {
+            uint32_t active = a->group[members];
+            h->blob[members] = a->blob[active];
+            h->pair_begin[members] = pairs;
+            memcpy(h->pair_row + pairs, a->pair_row + a->pair_begin[active], a->rows[active] * 4ull);
+            memcpy(h->pair_out + pairs, a->pair_out + a->pair_begin[active], a->rows[active] * 4ull);
+            pairs += a->rows[active];
+        }
+    }
+    h->pair_begin[members] = pairs;
+    const struct ft_cuda_list *to = &h->device;
+    struct {
+        const void *from;
+        void *to;
+        uint64_t bytes;
+    } copies[] = {{h->blob, to->blob, members * sizeof *h->blob},
+                  {h->pair_begin, to->pair_begin, (members + 1) * 4ull},
+                  {h->pair_row, to->pair_row, pairs * 4ull},
+                  {h->pair_out, to->pair_out, pairs * 4ull},
+                  {h->counts, h->device_counts, d->waves * 4ull}};
+    int error = 0;
+    for (uint32_t i = 0; i < sizeof copies / sizeof *copies && !error; i++)
+        if (copies[i].bytes)
+            error = (int)cudaMemcpyAsync((void *)(uintptr_t)copies[i].to, copies[i].from, copies[i].bytes,
+                                         cudaMemcpyHostToDevice, lane->compute);
+    return error;
+}
+
+static uint32_t rows_bound(const struct ft_active *a, uint32_t begin, uint32_t end)
+{
+    uint32_t most = 1;
+    for (uint32_t i = begin; i < end; i++)
+        most = FT_MAX(most, a->rows[a->group[i]]);
+    return most;
+}
+
+static int launch_group(struct drive *d, uint32_t layer, uint32_t wave, const struct ft_dynamic *group,
+                        bool with_shared)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    struct ft_cuda_list list = lane->lists.device;
+    list.group_count = lane->lists.device_counts + wave;
+    list.blob += group->begin;
+    list.pair_begin += group->begin;
+    return ft_cuda_experts(
+        &d->c, layer, &list, group->end - group->begin,
+        rows_bound(&d->step->x.active, group->begin, group->end), with_shared,
+        ft_cuda_stamp_of(&d->c, layer, wave ? FT_CUDA_STAMP_FETCHED : FT_CUDA_STAMP_RESIDENT), lane->compute);
+}
+
+/* No group at all, but a shared expert: an empty list carries it. */
+static int launch_shared(struct drive *d, uint32_t layer)
+{
+    struct ft_cuda_list list = d->lane->lists.device;
+    int error = (int)cudaMemsetAsync(list.group_count, 0, 4, d->lane->compute);
+    return error ? error
+                 : ft_cuda_experts(&d->c, layer, &list, 1, 1, true,
+                                   ft_cuda_stamp_of(&d->c, layer, FT_CUDA_STAMP_RESIDENT), d->lane->compute);
+}
+
+/* One wave's copies: into memory that an earlier group may still read. Staging: the group that used the same
+ * buffer. Slots: whatever was launched last. */
+static void fetch_launched(struct drive *d, const struct ft_dynamic *f, bool first)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    cudaEvent_t before = d->batch->prefill ? lane->grouped[lane->staging_wave % 2] : lane->last_group;
+    if (first && !lane->broken)
+        (void)try_(d, (int)cudaStreamWaitEvent(lane->copy, before, 0), "ordering copies behind experts");
+    if (!lane->broken)
+        (void)try_(d, copy_expert(lane, f, lane->options.link_bytes_per_s > 0),
+                   "copying an expert to the GPU");
+}
+
+/* A group of experts, behind its copies. */
+static void group_launched(struct drive *d, uint32_t layer, uint32_t wave, const struct ft_dynamic *group,
+                           bool fetched)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    uint32_t buffer = lane->staging_wave % 2;
+    if (fetched && !lane->broken) {
+        (void)try_(d, (int)cudaEventRecord(lane->staged[buffer], lane->copy), "marking the copies' end");
+        (void)try_(d, (int)cudaStreamWaitEvent(lane->compute, lane->staged[buffer], 0), "waiting for copies");
+    }
+    if (!lane->broken)
+        (void)try_(d, launch_group(d, layer, wave, group, d->step->model->shared_width && wave == 0),
+                   "launching experts");
+    if (!lane->broken)
+        (void)try_(d, (int)cudaEventRecord(lane->last_group, lane->compute), "marking the experts' end");
+    if (!lane->broken && fetched) {
+        (void)try_(d, (int)cudaEventRecord(lane->grouped[buffer], lane->compute), "marking the experts' end");
+        lane->staging_wave++;
+    }
+}
+
+/* Fetches and groups in the order in which they were made. */
+static void run_waves(struct drive *d, uint32_t layer)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    struct ft_step *step = d->step;
+    uint32_t wave = 0, copied = 0;
+    /* add_waves begins with staging buffer 0 in every layer */
+    lane->staging_wave = 0;
+    if (step->wave_count && !lane->broken && try_(d, upload_lists(d), "copying the lists of experts"))
+        lane->map_dirty = true;
+    for (uint32_t i = step->wave_first; i < step->wave_first + step->wave_count; i++) {
+        struct ft_dynamic f = step->dynamic[i];
+        uint64_t start = ft_clock_ns(&step->clock);
+        if (f.op == FT_OP_FETCH) {
+            fetch_launched(d, &f, copied++ == 0);
+        } else {
+            group_launched(d, layer, wave++, &f, copied != 0);
+            copied = 0;
+        }
+        complete_link(d, i, start);
+    }
+    lane->link_taken = published(step);
+    if (!wave && step->model->shared_width && !lane->broken)
+        (void)try_(d, launch_shared(d, layer), "launching the shared expert");
+}
+
+static void mark_failed_rows(struct drive *d)
+{
+    for (uint32_t r = 0; r < d->batch->rows; r++) {
+        uint32_t at = __atomic_load_n(&d->c.step.failed[r], __ATOMIC_RELAXED);
+        if (at)
+            ft_execute_fail_row(&d->step->x, r, at - 1);
+    }
+}
+
+/* Without the GPU's answer any valid ids do: nothing is computed any more. */
+static void invent_ids(struct drive *d, uint32_t *ids)
+{
+    for (uint32_t i = 0; i < d->batch->rows * d->step->model->topk; i++)
+        ids[i] = i % d->step->model->topk;
+}
+
+static void drive_router(struct drive *d, uint32_t job, uint32_t layer)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    struct ft_step *step = d->step;
+    const struct ft_cuda_exchange *e = &lane->c.exchange;
+    uint32_t *ids = e->ids + (uint64_t)layer * e->rows_max * step->model->topk;
+    if (!d->captured && !lane->broken)
+        (void)try_(d, ft_cuda_launch_front(&d->c, layer, d->tokens, false, lane->compute),
+                   "launching a layer");
+    if (!wait_flag(d, flag_of(e->routed, layer), "waiting for the router"))
+        invent_ids(d, ids);
+    step->router_ids = ids;
+    uint32_t *todo = ft_step_todo(step, d->thread);
+    uint32_t ready = ft_step_complete(step, d->thread, job, todo, 0);
+    d->layer_on_cpu = ready != 0;
+    ft_step_hand_over(step, d->thread, todo, ready);
+    if (d->captured) {
+        fetch_captured(d, layer);
+        for (uint32_t i = step->wave_first; i < step->wave_first + step->wave_count; i++)
+            if (step->dynamic[i].op == FT_OP_EXPERT_DEVICE)
+                complete_link(d, i, ft_clock_ns(&step->clock));
+    } else {
+        run_waves(d, layer);
+    }
+}
+
+/* ---- captures of what callers want to see (ft verify, ft logits): launch path only ---- */
+
+static void copy_rows(struct drive *d, float *to, const float *from, uint64_t count)
+{
+    if (d->lane->broken)
+        return;
+    (void)try_(d,
+               (int)cudaMemcpyAsync(to, from, count * sizeof *to, cudaMemcpyDeviceToHost, d->lane->compute),
+               "copying activations from the GPU");
+    if (!d->lane->broken)
+        (void)try_(d, (int)cudaStreamSynchronize(d->lane->compute), "copying activations from the GPU");
+}
+
+static const struct ft_capture *capture_of(const struct drive *d, uint32_t row, uint32_t *position)
+{
+    const struct ft_capture *capture = d->batch->sequences[d->batch->row_sequence[row]].capture;
+    *position = d->batch->position[row];
+    return capture && *position < capture->row_count ? capture : NULL;
+}
+
+/* Residual before layer `block`. */
+static void capture_residual(struct drive *d, uint32_t block)
+{
+    const struct ft_model *m = d->step->model;
+    uint64_t wide = (uint64_t)m->hc_count * m->hidden;
+    for (uint32_t r = 0; r < d->batch->rows; r++) {
+        uint32_t position;
+        const struct ft_capture *capture = capture_of(d, r, &position);
+        if (capture && capture->hidden)
+            copy_rows(d, capture->hidden + ((uint64_t)block * capture->row_count + position) * wide,
+                      d->c.base + d->c.space.residual + r * wide, wide);
+    }
+}
+
+static void capture_topk(struct drive *d, uint32_t layer)
+{
+    const struct ft_cuda_exchange *e = &d->c.exchange;
+    uint32_t k = d->step->model->topk;
+    for (uint32_t r = 0; r < d->batch->rows; r++) {
+        uint32_t position;
+        const struct ft_capture *capture = capture_of(d, r, &position);
+        const uint32_t *ids = e->ids + ((uint64_t)layer * e->rows_max + r) * k;
+        if (!capture || !capture->topk)
+            continue;
+        int32_t *to = capture->topk + ((uint64_t)layer * capture->row_count + position) * k;
+        for (uint32_t i = 0; i < k; i++) { /* insertion sort: k is small */
+            uint32_t j = i;
+            for (; j > 0 && to[j - 1] > (int32_t)ids[i]; j--)
+                to[j] = to[j - 1];
+            to[j] = (int32_t)ids[i];
+        }
+    }
+}
+
+static void capture_head(struct drive *d)
+{
+    const struct ft_model *m = d->step->model;
+    for (uint32_t l = 0; l < d->batch->logit_rows; l++) {
+        uint32_t position;
+        const struct ft_capture *capture = capture_of(d, d->batch->logit_row[l], &position);
+        if (!capture)
+            continue;
+        uint64_t blocks = (uint64_t)m->layer_count * capture->row_count * m->hc_count * m->hidden;
+        if (capture->hidden)
+            copy_rows(d, capture->hidden + blocks + (uint64_t)position * m->hidden,
+                      d->c.base + d->c.space.head_x + (uint64_t)l * m->hidden, m->hidden);
+        if (capture->logits)
+            copy_rows(d, capture->logits + (uint64_t)position * m->vocab,
+                      d->c.base + d->c.space.logits + (uint64_t)l * m->vocab, m->vocab);
+    }
+}
+
+static bool wants_capture(const struct ft_batch *batch)
+{
+    for (uint32_t s = 0; s < batch->sequence_count; s++)
+        if (batch->sequences[s].capture)
+            return true;
+    return false;
+}
+
+/* ---- the walk ---- */
+
+static void drive_combine(struct drive *d, uint32_t layer)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    if (d->captured) {
+        raise_flag(flag_of(lane->host.computed, layer), d->epoch);
+        return;
+    }
+    const struct ft_active *a = &d->step->x.active;
+    uint32_t pairs = d->batch->rows * d->step->model->topk;
+    if (d->layer_on_cpu && !lane->broken) {
+        memset(lane->lists.on_cpu, 0, pairs * 4ull);
+        for (uint32_t i = 0; i < a->count; i++)
+            for (uint32_t p = a->pair_begin[i]; p < a->pair_begin[i + 1] && a->place[i] == FT_PLACE_CPU; p++)
+                lane->lists.on_cpu[a->pair_out[p]] = 1;
+        (void)try_(d,
+                   (int)cudaMemcpyAsync(lane->c.exchange.on_cpu, lane->lists.on_cpu, pairs * 4ull,
+                                        cudaMemcpyHostToDevice, lane->compute),
+                   "copying the experts' places");
+    }
+    if (!lane->broken)
+        (void)try_(d, ft_cuda_combine(&d->c, layer, d->layer_on_cpu, lane->compute), "launching combine");
+    if (wants_capture(d->batch)) {
+        capture_topk(d, layer);
+        if (layer + 1 < d->step->model->layer_count)
+            capture_residual(d, layer + 1);
+    }
+}
+
+/* Dense layers of a launched step have no router that would launch them. */
+static void drive_dense(struct drive *d, uint32_t layer)
+{
+    if (d->captured || d->lane->broken)
+        return;
+    (void)try_(d, ft_cuda_launch_front(&d->c, layer, d->tokens, false, d->lane->compute),
+               "launching a layer");
+    if (wants_capture(d->batch)) {
+        for (uint32_t r = 0; r < d->batch->rows; r++) {
+            uint32_t position;
+            const struct ft_capture *capture = capture_of(d, r, &position);
+            for (uint32_t i = 0; capture && capture->topk && i < d->step->model->topk; i++)
+                capture->topk[((uint64_t)layer * capture->row_count + position) * d->step->model->topk + i] =
+                    -1;
+        }
+        if (layer + 1 < d->step->model->layer_count)
+            capture_residual(d, layer + 1);
+    }
+}
+
+static void drive_end(struct drive *d)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    if (!d->captured && !lane->broken) {
+        (void)try_(d, ft_cuda_launch_head(&d->c, lane->compute), "launching the head");
+        if (wants_capture(d->batch))
+            capture_head(d);
+    }
+    if (!wait_flag(d, lane->c.exchange.done, "waiting for the step's end"))
+        return;
+    uint64_t now = ft_clock_ns(&d->step->clock);
+    mark_failed_rows(d);
+    for (uint32_t l = 0; l < d->batch->logit_rows; l++) {
+        uint32_t row = d->batch->logit_row[l];
+        struct ft_batch_sequence *s = &d->batch->sequences[d->batch->row_sequence[row]];
+        if (d->batch->position[row] + 1 != s->token_count)
+            continue;
+        s->sampled = __atomic_load_n(&d->c.step.sampled[l], __ATOMIC_RELAXED);
+        if (s->sampled == FT_NONE)
+            ft_execute_fail_row(&d->step->x, row, d->step->model->layer_count);
+    }
+    ft_cuda_record_stamps(lane, d->step->graph, now);
+}
+
+static int upload_map(struct ft_lane_cuda *lane)
+{
+    const struct ft_slots *slots = &lane->step->slots;
+    uint64_t bytes = (uint64_t)slots->layer_count * slots->expert_count * 4;
+    int error = (int)cudaMemcpyAsync(lane->c.exchange.slot_of, slots->map, bytes, cudaMemcpyHostToDevice,
+                                     lane->compute);
+    lane->map_dirty = error != 0;
+    return error;
+}
+
+static void begin_step(struct drive *d)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    const struct ft_model *m = d->step->model;
+    struct ft_error err;
+    bool fused = d->step->plan->strategy == FT_STRATEGY_FUSED;
+    bool room = fused || d->step->slots.count >= d->batch->rows * m->topk || !d->step->slots.count;
+    d->captured = lane->handshake != FT_HANDSHAKE_LAUNCH && !d->batch->prefill &&
+                  d->batch->rows <= FT_CUDA_DECODE_ROWS && d->batch->sequence_count == d->batch->rows &&
+                  room && !wants_capture(d->batch);
+    d->step->single_wave = d->captured;
+    d->c.step.rows = d->batch->rows;
+    d->c.step.sequences = d->batch->sequence_count;
+    d->c.step.logit_rows = d->batch->logit_rows;
+    if (d->batch->prefill || d->batch->rows > FT_CUDA_DECODE_ROWS)
+        d->c.exchange.forced_ids = NULL; /* given routing is for decode steps */
+    if (lane->broken) {
+        ft_step_fail(d->step, FT_SYSTEM, "GPU %d failed in an earlier step: the session cannot go on",
+                     lane->gpu);
+        return;
+    }
+    ft_cuda_fill_inputs(lane, d->batch, d->epoch);
+    if (d->captured) {
+        struct ft_cuda_capture *capture = NULL;
+        if (lane->map_dirty && !try_(d, upload_map(lane), "copying the slot map"))
+            return;
+        if (ft_cuda_find_capture(lane, d->batch->rows, d->batch->logit_rows, d->tokens, &capture, &err) !=
+            FT_OK) {
+            ft_step_fail(d->step, err.code, "%s", err.message);
+            lane->broken = true;
+            return;
+        }
+        (void)try_(d, (int)cudaGraphLaunch(capture->exec, lane->compute), "launching a decode step");
+        return;
+    }
+    (void)try_(d, ft_cuda_copy_inputs(lane), "copying the step's inputs");
+    if (!lane->broken)
+        (void)try_(d, ft_cuda_embed(&d->c, lane->compute), "launching the embedding");
+    if (wants_capture(d->batch))
+        capture_residual(d, 0);
+}
+
+static bool drive_job(struct drive *d, uint32_t job)
+{
+    struct ft_step *step = d->step;
+    const struct ft_graph *graph = step->graph;
+    enum ft_op op = graph->op[job];
+    uint32_t layer = graph->layer[job];
+    enum ft_wait cause = op == FT_OP_PLE_PROJECT ? FT_WAIT_IO : FT_WAIT_CPU;
+    if (!ft_step_wait_job(step, d->thread, &step->device, job, cause))
+        return false;
+    if (op == FT_OP_ROUTER) {
+        drive_router(d, job, layer);
+        return true;
+    }
+    if (op == FT_OP_PLE_PROJECT)
+        raise_flag(flag_of(d->lane->host.ple, step->model->layers[layer].ple), d->epoch);
+    else if (op == FT_OP_COMBINE)
+        drive_combine(d, layer);
+    else if (op == FT_OP_DENSE_DOWN)
+        drive_dense(d, layer);
+    bool last = job == graph->device_jobs[graph->device_count - 1];
+    if (last)
+        drive_end(d);
+    uint32_t *todo = ft_step_todo(step, d->thread);
+    ft_step_hand_over(step, d->thread, todo, ft_step_complete(step, d->thread, job, todo, 0));
+    return true;
+}
+
+static void *driver_main(void *context)
+{
+    struct ft_lane_cuda *lane = context;
+    struct ft_step *step = lane->step;
+    struct drive d = {.lane = lane, .step = step, .thread = ft_step_thread(step, FT_STEP_DEVICE)};
+    uint32_t seen = 0;
+    (void)cudaSetDevice(lane->gpu);
+    while (ft_step_wait_epoch(step, d.thread, &step->device, &seen)) {
+        const struct ft_graph *graph = step->graph;
+        uint32_t count = graph->device_count;
+        d.batch = step->x.batch;
+        d.epoch = seen;
+        d.c = lane->c;
+        d.tokens = ft_cuda_tokens_bound(d.batch);
+        begin_step(&d);
+        for (uint32_t i = 0; i < count; i++)
+            if (!drive_job(&d, graph->device_jobs[i]))
+                return NULL;
+    }
+    return NULL;
+}
+
+/* ---- start and stop ---- */
+
+/* fused: a captured step does not wait for fetches, so every expert is in its slot before the first one. */
+static int fill_slots(struct ft_lane_cuda *lane, struct ft_error *err)
+{
+    struct ft_step *step = lane->step;
+    const struct ft_model *m = step->model;
+    uint32_t slot = 0;
+    for (uint32_t layer = 0; layer < m->layer_count; layer++) {
+        const struct ft_layer_weights *w = &lane->options.weights->layers[layer];
+        for (uint32_t e = 0; e < m->expert_count && !m->layers[layer].dense; e++, slot++) {
+            if (slot == step->slots.count)
+                return ft_error_set(err, FT_INTERNAL, "fused: %u slots are too few for all experts", slot);
+            ft_slots_take(&step->slots, slot, layer, e, 0, false);
+            int status =
+                FT_CUDA_TRY(lane,
+                            cudaMemcpyAsync(ft_slots_memory(&step->slots, slot),
+                                            w->experts + (uint64_t)w->expert_layout.stride * e,
+                                            w->expert_layout.bytes, cudaMemcpyHostToDevice, lane->copy),
+                            err, "copying the experts to the GPU");
+            if (status != FT_OK)
+                return status;
+        }
+    }
+    for (uint32_t i = 0; i < slot; i++)
+        step->slots.busy[i] = 0;
+    return FT_CUDA_TRY(lane, cudaStreamSynchronize(lane->copy), err, "copying the experts to the GPU");
+}
+
+int ft_lane_cuda_start(struct ft_lane_cuda *lane, struct ft_step *step,
+                       const struct ft_lane_cuda_options *options, struct ft_error *err)
+{
+    lane->step = step;
+    lane->options = *options;
+    lane->watchdog_ns = WATCHDOG_NS;
+    lane->layers = calloc(step->model->layer_count, sizeof *lane->layers);
+    if (!lane->layers)
+        return ft_error_set(err, FT_MEMORY, "no memory for the GPU's view of the weights");
+    int status = ft_cuda_upload_weights(lane, err);
+    if (status == FT_OK)
+        status = ft_cuda_make_buffers(lane, err);
+    if (status == FT_OK)
+        status = ft_cuda_pin_banks(lane, err);
+    if (status == FT_OK && step->plan->strategy == FT_STRATEGY_FUSED)
+        status = fill_slots(lane, err);
+    if (status == FT_OK)
+        (void)ft_cuda_blas_open(&lane->c);
+    if (status == FT_OK)
+        status = ft_cuda_choose_handshake(lane, err);
+    if (status == FT_OK)
+        status = FT_CUDA_TRY(lane, cudaDeviceSynchronize(), err, "getting ready");
+    return status == FT_OK ? ft_serial_start(&step->device, "ft-gpu", driver_main, lane, err) : status;
+}
+
+void ft_lane_cuda_stop(struct ft_lane_cuda *lane)
+{
+    if (!lane->step)
+        return;
+    atomic_store_explicit(&lane->step->stop, true, memory_order_release);
+    ft_park_wake_all(&lane->step->device.park);
+    ft_serial_join(&lane->step->device, JOIN_NS);
+}

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of the GPU lane share. */
+#ifndef FT_JOBS_LANE_CUDA_INTERNAL_H
+#define FT_JOBS_LANE_CUDA_INTERNAL_H
+
+#include <cuda_runtime_api.h>
+
+#include "graph/error.h"
+#include "jobs/lane_cuda.h"
+#include "jobs/step.h"
+#include "kernels_cuda/kernels_cuda.h"
+
+#define FT_CUDA_GRAPHS_MAX 48u
+#define FT_CUDA_BLOCKS_MAX 64u
+
+/* Where the arrays of struct ft_cuda_step lie in the block that is copied to the device before a step. */
+struct ft_cuda_inputs {
+    uint64_t token, position, row_sequence, logit_row, first_row, row_count, epoch, state, page, sampling,
+        bytes;
+};
+
+/* A captured decode step. */
+struct ft_cuda_capture {
+    uint32_t rows, logit_rows, tokens; /* tokens: bound of the context */
+    cudaGraphExec_t exec;              /* NULL = empty */
+    uint32_t nodes;
+    uint64_t last_used;
+};
+
+/* The host's ends of the flags and messages of struct ft_cuda_exchange: the same memory, writable. */
+struct ft_cuda_host_ends {
+    uint32_t *fetched, *computed, *ple, *abort, *move_count;
+    uint32_t *forced; /* NULL without given routing */
+    struct ft_cuda_move *moves;
+};
+
+/* Lists of the launch path: built in pinned memory, copied to the device in stream order. */
+struct ft_cuda_host_lists {
+    const char **blob;
+    uint32_t *pair_begin, *pair_row, *pair_out, *counts, *on_cpu;
+    struct ft_cuda_list device;
+    uint32_t *device_counts; /* [waves] */
+    uint32_t waves_max;
+};
+
+typedef cudaError_t (*ft_stream_write_32)(cudaStream_t stream, uintptr_t address, uint32_t value,
+                                          unsigned flags);
+
+struct ft_lane_cuda {
+    int gpu;
+    struct ft_gpu_info info;
+    cudaStream_t compute, copy;
+    struct ft_memory memory;
+    void *device_blocks[FT_CUDA_BLOCKS_MAX], *pinned_blocks[FT_CUDA_BLOCKS_MAX],
+        *registered[FT_LAYERS_MAX + 1];
+    uint32_t device_block_count, pinned_block_count, registered_count;
+    bool banks_pinned, embed_mapped;
+
+    struct ft_step *step;
+    struct ft_lane_cuda_options options;
+    struct ft_weights weights; /* device pointers */
+    struct ft_layer_weights *layers;
+    struct ft_cuda c;
+    struct ft_cuda_host_ends host;
+    struct ft_cuda_inputs inputs;
+    char *inputs_host, *inputs_device;
+    uint32_t *recent_device; /* [logit_rows_max, recent_max] */
+    uint32_t recent_max;
+    struct ft_cuda_host_lists lists;
+    uint32_t *throttle; /* device: state of the link throttle */
+
+    enum ft_handshake handshake;
+    ft_stream_write_32 write_32; /* NULL: not offered by the driver */
+    double rendezvous_us;
+    struct ft_cuda_capture captures[FT_CUDA_GRAPHS_MAX];
+    uint64_t capture_clock;
+    bool map_dirty; /* slot_of on the device differs from the host's map */
+    cudaEvent_t staged[2], grouped[2], last_group;
+    uint32_t staging_wave; /* of the layer at hand: which staging buffer */
+    uint32_t link_taken;
+    int64_t clock_offset_ns; /* host clock - GPU clock, least seen */
+    bool clock_known;
+    uint64_t watchdog_ns;
+    bool broken;
+    char note[256];
+};
+
+#define FT_CUDA_TRY(lane, call, err, what) ft_cuda_check((lane), (int)(call), (err), (what))
+
+/* FT_OK for cudaSuccess; else FT_MEMORY (out of memory) or FT_SYSTEM, naming what failed and the CUDA error.
+ */
+int ft_cuda_check(const struct ft_lane_cuda *lane, int error, struct ft_error *err, const char *what);
+/* Device or pinned memory that lives as long as the lane; zeroed. */
+int ft_cuda_alloc(struct ft_lane_cuda *lane, enum ft_tier tier, uint64_t bytes, const char *what, void **out,
+                  struct ft_error *err);
+/* lane_cuda_weights.c: copies dense weights, pins banks. */
+int ft_cuda_upload_weights(struct ft_lane_cuda *lane, struct ft_error *err);
+int ft_cuda_pin_banks(struct ft_lane_cuda *lane, struct ft_error *err);
+/* lane_cuda_step.c: the block of inputs, the launches of a step, captures. */
+int ft_cuda_make_buffers(struct ft_lane_cuda *lane, struct ft_error *err);
+/* Bound of the context of the batch's rows: a power of two, at least 256. */
+uint32_t ft_cuda_tokens_bound(const struct ft_batch *batch);
+/* Writes the step's inputs into pinned memory. */
+void ft_cuda_fill_inputs(struct ft_lane_cuda *lane, const struct ft_batch *batch, uint32_t epoch);
+/* Queues the copy of the inputs, for a step of these counts. */
+int ft_cuda_copy_inputs(struct ft_lane_cuda *lane);
+/* Launches of one layer up to its router (included), and of the parts around the layers. c: counts of this
+ * step. */
+int ft_cuda_launch_front(const struct ft_cuda *c, uint32_t layer, uint32_t tokens, bool captured,
+                         void *stream);
+int ft_cuda_launch_head(const struct ft_cuda *c, void *stream);
+/* The captured graph for a decode batch; captured on first use. */
+int ft_cuda_find_capture(struct ft_lane_cuda *lane, uint32_t rows, uint32_t logit_rows, uint32_t tokens,
+                         struct ft_cuda_capture **capture, struct ft_error *err);
+void ft_cuda_drop_captures(struct ft_lane_cuda *lane);
+/* lane_cuda_flags.c: litmus test and choice of the handshake. */
+int ft_cuda_choose_handshake(struct ft_lane_cuda *lane, struct ft_error *err);
+/* Raises a flag behind everything queued on the copy stream. */
+int ft_cuda_raise_behind_copies(struct ft_lane_cuda *lane, uint32_t *flag, uint32_t value);
+/* lane_cuda_trace.c: GPU stamps of the step to trace records. */
+void ft_cuda_record_stamps(struct ft_lane_cuda *lane, const struct ft_graph *graph, uint64_t done_ns);
+
+#endif

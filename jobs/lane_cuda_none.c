@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The GPU lane of a build without a CUDA toolkit: says so. */
+#include "jobs/lane_cuda.h"
+
+#include <stddef.h>
+#include <string.h>
+
+int ft_lane_cuda_find(uint32_t gpu, struct ft_gpu_info *info, struct ft_error *err)
+{
+    (void)gpu;
+    memset(info, 0, sizeof *info);
+    return ft_error_set(
+        err, FT_UNSUPPORTED,
+        "this build has no CUDA lane (no CUDA toolkit was found when it was made): use --device host or "
+        "--device none");
+}
+
+int ft_lane_cuda_open(struct ft_lane_cuda **out, uint32_t gpu, struct ft_error *err)
+{
+    struct ft_gpu_info info;
+    *out = NULL;
+    return ft_lane_cuda_find(gpu, &info, err);
+}
+
+/* What follows is never reached: no lane was opened. */
+int ft_lane_cuda_arena(struct ft_lane_cuda *lane, struct ft_arena *arena, enum ft_tier tier, uint64_t bytes,
+                       struct ft_error *err)
+{
+    (void)lane, (void)arena, (void)tier, (void)bytes;
+    return ft_error_set(err, FT_INTERNAL, "there is no CUDA lane");
+}
+
+const struct ft_memory *ft_lane_cuda_memory(const struct ft_lane_cuda *lane)
+{
+    (void)lane;
+    return &ft_memory_host;
+}
+
+int ft_lane_cuda_start(struct ft_lane_cuda *lane, struct ft_step *step,
+                       const struct ft_lane_cuda_options *options, struct ft_error *err)
+{
+    (void)lane, (void)step, (void)options;
+    return ft_error_set(err, FT_INTERNAL, "there is no CUDA lane");
+}
+
+void ft_lane_cuda_stop(struct ft_lane_cuda *lane)
+{
+    (void)lane;
+}
+
+void ft_lane_cuda_close(struct ft_lane_cuda *lane)
+{
+    (void)lane;
+}
+
+void ft_lane_cuda_map_changed(struct ft_lane_cuda *lane)
+{
+    (void)lane;
+}
+
+const char *ft_lane_cuda_note(const struct ft_lane_cuda *lane)
+{
+    (void)lane;
+    return "";
+}

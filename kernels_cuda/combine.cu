@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Joins a layer's experts: sum over the top-k list, in its order, of weight times result, plus the gated
+ * shared expert, added to the residual streams. A thread per element of the hidden state.
+ */
+#include "kernels_cuda/device.h"
+#include "kernels_cuda/kernels_cuda.h"
+
+#define COMBINE_THREADS 128u
+#define COMBINE_FLIGHT 5 /* results under way per thread */
+
+struct combine_args {
+    const float *weights, *expert_y, *host_y, *shared_y, *shared_gate, *mixed;
+    const uint32_t *on_cpu; /* NULL: no pair was computed on the CPU */
+    float *residual;
+    uint32_t hidden, topk, streams, lowrank;
+    uint64_t *stamp;
+};
+
+static __global__ void __launch_bounds__(COMBINE_THREADS) combine_kernel(struct combine_args a)
+{
+    if (a.stamp && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
+        *a.stamp = ft_global_timer();
+    uint64_t row = blockIdx.y;
+    uint32_t h = blockIdx.x * COMBINE_THREADS + threadIdx.x;
+    if (h >= a.hidden)
+        return;
+    const float *weights = a.weights + row * a.topk;
+    float sum = 0.0f;
+    for (uint32_t first = 0; first < a.topk; first += COMBINE_FLIGHT) {
+        float y[COMBINE_FLIGHT];
+#pragma unroll
+        for (uint32_t i = 0; i < COMBINE_FLIGHT; i++) {
+            uint64_t pair = row * a.topk + first + i;
+            y[i] = 0.0f;
+            if (first + i < a.topk) {
+                const float *from = a.on_cpu && a.on_cpu[pair] ? a.host_y : a.expert_y;
+                y[i] = from[pair * a.hidden + h];
+            }
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < COMBINE_FLIGHT; i++)
+            if (first + i < a.topk)
+                sum = fmaf(weights[first + i], y[i], sum);
+    }
+    if (a.shared_y)
+        sum = fmaf(ft_sigmoid_device(a.shared_gate[row]), a.shared_y[row * a.hidden + h], sum);
+    float *residual = a.residual + row * a.streams * a.hidden + h;
+    if (a.streams == 1) {
+        *residual += sum;
+        return;
+    }
+    const float *s = a.mixed + row * (a.lowrank + a.streams) + a.lowrank;
+    for (uint32_t i = 0; i < a.streams; i++)
+        residual[(uint64_t)i * a.hidden] = fmaf(s[i], sum, residual[(uint64_t)i * a.hidden]);
+}
+
+extern "C" int ft_cuda_combine(const struct ft_cuda *c, uint32_t layer, bool any_cpu, void *stream)
+{
+    const struct ft_model *m = c->model;
+    struct combine_args a = {};
+    a.weights = c->base + c->space.topk_weights;
+    a.expert_y = c->base + c->space.expert_y;
+    a.host_y = c->exchange.host_y;
+    a.on_cpu = any_cpu ? c->exchange.on_cpu : NULL;
+    a.shared_y = m->shared_width ? c->base + c->space.shared_y : NULL;
+    a.shared_gate = c->base + c->space.shared_gate;
+    a.mixed = c->base + c->space.mixed;
+    a.residual = c->base + c->space.residual;
+    a.hidden = m->hidden;
+    a.topk = m->topk;
+    a.streams = m->hc_count > 1 ? m->hc_count : 1;
+    a.lowrank = m->hc_lowrank;
+    a.stamp = ft_cuda_stamp_of(c, layer, FT_CUDA_STAMP_COMBINE);
+    if (!c->step.rows)
+        return 0;
+    dim3 grid((m->hidden + COMBINE_THREADS - 1) / COMBINE_THREADS, c->step.rows);
+    return FT_LAUNCH(combine_kernel, grid, dim3(COMBINE_THREADS), 0, stream, a);
+}

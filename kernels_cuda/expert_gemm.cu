@@ -1,0 +1,367 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Experts of a long batch: a grouped product on the matrix units, bf16 operands, f32 sums. A group is the
+ * pairs of one expert; a tile is 64 of its pairs by two panels of 64 weight rows, which for the up kernel are
+ * the gate and the up projection of the same hidden units, so that the activation stays in registers.
+ *
+ *   grid (panels of outputs, tiles of pairs): groups_bound + pairs / 64 tiles are enough for any list; a
+ * block finds its tile by counting, and those that are left over end.
+ *
+ * Weights are decoded to bf16 on the way to shared memory, activations are rounded to it; the next step's
+ * loads are under way while the matrix units work. Within runs of eight columns both sides have the order of
+ * expert_weights.cuh.
+ */
+#include "kernels_cuda/expert_args.cuh"
+
+#define THREADS 256u
+#define TILE_PAIRS 64u
+#define PANEL 64u                 /* weight rows of one panel */
+#define STEP 64u                  /* columns in shared memory at a time */
+#define ROW_WORDS (STEP / 2 + 4u) /* 4-byte words of a row; padded: 8 rows fall into different banks */
+#define X_EIGHTS (TILE_PAIRS * STEP / 8 / THREADS)
+#define PANELS 2u
+
+struct tile {
+    uint32_t group, first, count; /* pairs [first, first + count) of the list */
+};
+
+/* Tile `wanted` of the list; false: there are fewer. All threads; `shared` [11]. */
+static __device__ bool find_tile(const struct ft_cuda_list *list, uint32_t wanted, struct tile *tile,
+                                 uint32_t *shared)
+{
+    uint32_t groups = __ldg(list->group_count), each = (groups + THREADS - 1) / THREADS,
+             lane = threadIdx.x & 31;
+    uint32_t first = min(threadIdx.x * each, groups), end = min(first + each, groups), own = 0;
+    for (uint32_t i = first; i < end; i++)
+        own += (list->pair_begin[i + 1] - list->pair_begin[i] + TILE_PAIRS - 1) / TILE_PAIRS;
+    uint32_t sum = own; /* inclusive scan over the warp, then over the warps */
+    for (unsigned step = 1; step < 32; step <<= 1) {
+        uint32_t other = __shfl_up_sync(0xffffffffu, sum, step);
+        sum += lane >= step ? other : 0;
+    }
+    if (lane == 31)
+        shared[threadIdx.x >> 5] = sum;
+    if (threadIdx.x == 0)
+        shared[8] = FT_NONE;
+    __syncthreads();
+    uint32_t before = sum - own;
+    for (uint32_t w = 0; w < threadIdx.x >> 5; w++)
+        before += shared[w];
+    if (wanted >= before && wanted - before < own)
+        for (uint32_t i = first; i < end; i++) {
+            uint32_t begin = list->pair_begin[i], pairs = list->pair_begin[i + 1] - begin;
+            uint32_t tiles = (pairs + TILE_PAIRS - 1) / TILE_PAIRS, at = wanted - before;
+            if (at < tiles) {
+                shared[8] = i;
+                shared[9] = begin + at * TILE_PAIRS;
+                shared[10] = min(pairs - at * TILE_PAIRS, TILE_PAIRS);
+                break;
+            }
+            before += tiles;
+        }
+    __syncthreads();
+    tile->group = shared[8];
+    tile->first = shared[9];
+    tile->count = shared[10];
+    return tile->group != FT_NONE;
+}
+
+/* ---- activations ---- */
+
+/* Eight columns of f32 from `k`; zeros behind the row. */
+static __device__ __forceinline__ void load_eight(float v[8], const float *row, uint32_t k, uint32_t in)
+{
+    if (k + 8 <= in && (in & 3) == 0) {
+        float4 low = __ldg((const float4 *)(row + k)), high = __ldg((const float4 *)(row + k) + 1);
+        v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
+        v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+        return;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        v[i] = k + i < in ? row[k + i] : 0.0f;
+}
+
+template <int kind> static __device__ __forceinline__ uint4 pack_eight(const float v[8])
+{
+    uint32_t w[4];
+#pragma unroll
+    for (uint32_t n = 0; n < 4; n++)
+        w[n] = ft_to_bf16_pair(v[ft_expert_first<kind>(n)],
+                               v[ft_expert_first<kind>(n) + ft_expert_step<kind>()]);
+    return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+/* ---- weights ---- */
+
+/* 16-byte runs that one thread loads per step. */
+template <int kind> static __device__ __forceinline__ constexpr uint32_t runs_per_thread()
+{
+    return PANELS * PANEL * STEP / ft_expert_run<kind>() / THREADS;
+}
+
+/* Where run i of this thread lies: panel row, and column within the step. */
+template <int kind>
+static __device__ __forceinline__ void place_of_run(uint32_t i, uint32_t *row, uint32_t *k)
+{
+    constexpr uint32_t runs = STEP / ft_expert_run<kind>();
+    uint32_t at = i * THREADS + threadIdx.x;
+    *row = at / runs;
+    *k = at % runs * ft_expert_run<kind>();
+}
+
+/* The pairs of part `part`, with the scale of an fp8 block. */
+template <int kind>
+static __device__ __forceinline__ uint4 decode_eight(const struct ft_expert_raw *raw, uint32_t part)
+{
+    uint32_t pair[4];
+    ft_expert_pairs<kind>(raw, part, pair);
+    if (kind == FT_EXPERT_FP8) {
+        float scale = __uint_as_float(raw->scale);
+#pragma unroll
+        for (uint32_t n = 0; n < 4; n++)
+            pair[n] = ft_to_bf16_pair(ft_bf16_low(pair[n]) * scale, ft_bf16_high(pair[n]) * scale);
+    }
+    return make_uint4(pair[0], pair[1], pair[2], pair[3]);
+}
+
+/* Both panels of a block: where their rows begin. */
+struct panels {
+    struct ft_expert_matrix m[PANELS];
+    struct ft_matrix view[PANELS]; /* FT_EXPERT_SLOW */
+    uint32_t row0[PANELS];
+};
+
+/* By value, field by field: a pointer to one of two would send both to local memory. */
+static __device__ __forceinline__ struct ft_expert_matrix panel_matrix(const struct panels *p, bool second)
+{
+    struct ft_expert_matrix m = p->m[0];
+    m.data = second ? p->m[1].data : m.data;
+    m.scale = second ? p->m[1].scale : m.scale;
+    return m;
+}
+
+template <int kind>
+static __device__ __forceinline__ struct ft_expert_raw
+load_run(const struct ft_expert_layout *layout, const struct panels *p, uint32_t row, uint32_t k)
+{
+    bool second = row >= PANEL;
+    uint32_t at = min((second ? p->row0[1] : p->row0[0]) + row % PANEL, p->m[0].out - 1);
+    struct ft_expert_matrix m = panel_matrix(p, second);
+    if constexpr (kind != FT_EXPERT_SLOW) {
+        return ft_expert_load<kind>(layout, &m, at, k);
+    } else {
+        struct ft_expert_raw raw;
+        float v[8];
+        for (uint32_t i = 0; i < 8; i++)
+            v[i] = k + i < m.in ? ft_dense_element(&p->view[second], at, k + i) : 0.0f;
+        raw.data = pack_eight<kind>(v);
+        raw.scale = 0;
+        return raw;
+    }
+}
+
+/* ---- the product ---- */
+
+/* Warp w: pairs (w & 1) * 32 .. + 31, rows (w >> 1) * 16 .. + 15 of either panel. sum[panel][pairs / 16][rows
+ * / 8][4]. */
+struct sums {
+    float v[PANELS][2][2][4];
+};
+
+static __device__ __forceinline__ void multiply_step(struct sums *sum, const uint32_t *x, const uint32_t *w)
+{
+    uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    x += ((warp & 1) * 32 + g) * ROW_WORDS + t;
+    w += ((warp >> 1) * 16 + g) * ROW_WORDS + t;
+#pragma unroll
+    for (uint32_t k = 0; k < STEP / 2; k += 8) {
+        uint32_t a[2][4], b[PANELS][2][2];
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+            const uint32_t *from = x + i * 16 * ROW_WORDS + k;
+            a[i][0] = from[0], a[i][1] = from[8 * ROW_WORDS], a[i][2] = from[4],
+            a[i][3] = from[8 * ROW_WORDS + 4];
+        }
+#pragma unroll
+        for (uint32_t p = 0; p < PANELS; p++)
+#pragma unroll
+            for (uint32_t j = 0; j < 2; j++) {
+                const uint32_t *from = w + (p * PANEL + j * 8) * ROW_WORDS + k;
+                b[p][j][0] = from[0], b[p][j][1] = from[4];
+            }
+#pragma unroll
+        for (uint32_t p = 0; p < PANELS; p++)
+#pragma unroll
+            for (uint32_t i = 0; i < 2; i++)
+#pragma unroll
+                for (uint32_t j = 0; j < 2; j++)
+                    ft_mma_bf16(sum->v[p][i][j], a[i], b[p][j]);
+    }
+}
+
+/* Sums of a tile over all columns. index NULL: rows of `from` are those of the list. */
+template <int kind>
+static __device__ __forceinline__ void multiply_tile(struct sums *sum, const struct ft_expert_layout *layout,
+                                                     const struct panels *p, const struct tile *tile,
+                                                     const float *from, const uint32_t *index,
+                                                     uint32_t *shared_x, uint32_t *shared_w)
+{
+    constexpr uint32_t runs = runs_per_thread<kind>(), parts = ft_expert_run<kind>() / 8;
+    uint32_t in = p->m[0].in;
+    const float *x_row[X_EIGHTS];
+    float x[X_EIGHTS][8];
+    struct ft_expert_raw raw[runs];
+#pragma unroll
+    for (uint32_t i = 0; i < X_EIGHTS; i++) { /* rows behind the tile read its last one */
+        uint32_t row = min((i * THREADS + threadIdx.x) / (STEP / 8), tile->count - 1) + tile->first;
+        x_row[i] = from + (uint64_t)(index ? index[row] : row) * in;
+    }
+    for (uint32_t k0 = 0; k0 < in + STEP; k0 += STEP) {
+        if (k0) { /* what was loaded a step ago */
+            __syncthreads();
+#pragma unroll
+            for (uint32_t i = 0; i < X_EIGHTS; i++) {
+                uint32_t at = i * THREADS + threadIdx.x;
+                *(uint4 *)(shared_x + at / (STEP / 8) * ROW_WORDS + at % (STEP / 8) * 4) =
+                    pack_eight<kind>(x[i]);
+            }
+#pragma unroll
+            for (uint32_t i = 0; i < runs; i++) {
+                uint32_t row, k;
+                place_of_run<kind>(i, &row, &k);
+#pragma unroll
+                for (uint32_t part = 0; part < parts; part++)
+                    *(uint4 *)(shared_w + row * ROW_WORDS + k / 2 + part * 4) =
+                        kind == FT_EXPERT_SLOW ? raw[i].data : decode_eight<kind>(&raw[i], part);
+            }
+            __syncthreads();
+        }
+        if (k0 < in) {
+#pragma unroll
+            for (uint32_t i = 0; i < X_EIGHTS; i++)
+                load_eight(x[i], x_row[i], k0 + (i * THREADS + threadIdx.x) % (STEP / 8) * 8, in);
+#pragma unroll
+            for (uint32_t i = 0; i < runs; i++) {
+                uint32_t row, k;
+                place_of_run<kind>(i, &row, &k);
+                raw[i] = load_run<kind>(layout, p, row, k0 + k);
+            }
+        }
+        if (k0)
+            multiply_step(sum, shared_x, shared_w);
+    }
+}
+
+/* Calls use(pair within the tile, row within a panel, sums of panel 0 and 1). */
+template <class Use> static __device__ __forceinline__ void for_each_sum(const struct sums *sum, Use use)
+{
+    uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++)
+#pragma unroll
+        for (uint32_t j = 0; j < 2; j++)
+#pragma unroll
+            for (uint32_t e = 0; e < 4; e++)
+                use((warp & 1) * 32 + i * 16 + g + (e >> 1) * 8, (warp >> 1) * 16 + j * 8 + 2 * t + (e & 1),
+                    sum->v[0][i][j][e], sum->v[1][i][j][e]);
+}
+
+template <int kind>
+static __device__ __forceinline__ void aim_panels(struct panels *p, const struct ft_expert_layout *layout,
+                                                  const char *blob, bool down)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < PANELS; i++) {
+        int which = down ? 2 : (int)i;
+        p->m[i] = ft_expert_matrix_of<kind>(layout, blob, which);
+        if (kind == FT_EXPERT_SLOW)
+            p->view[i] = ft_expert_view_device(layout, blob, which);
+        p->row0[i] = down ? (blockIdx.x * PANELS + i) * PANEL : blockIdx.x * PANEL;
+    }
+}
+
+template <int kind>
+static __global__ void __launch_bounds__(THREADS, 2) gemm_up_kernel(struct ft_expert_args a)
+{
+    FT_SHARED(uint4, shared_x, TILE_PAIRS * ROW_WORDS / 4);
+    FT_SHARED(uint4, shared_w, PANELS * PANEL * ROW_WORDS / 4);
+    FT_SHARED(uint32_t, found, 11);
+    struct tile tile;
+    struct panels p;
+    struct sums sum = {};
+    if (a.stamp && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
+        *a.stamp = ft_global_timer();
+    if (!find_tile(&a.list, blockIdx.y, &tile, found))
+        return;
+    const char *blob = a.list.blob[tile.group];
+    aim_panels<kind>(&p, &a.layout, blob, false);
+    multiply_tile<kind>(&sum, &a.layout, &p, &tile, a.x, a.list.pair_row, (uint32_t *)shared_x,
+                        (uint32_t *)shared_w);
+    const float *gate_bias = ft_expert_bias(&a.layout, blob, 0),
+                *up_bias = ft_expert_bias(&a.layout, blob, 1);
+    for_each_sum(&sum, [&](uint32_t pair, uint32_t row, float gate, float up) {
+        uint32_t unit = p.row0[0] + row;
+        if (pair >= tile.count || unit >= a.layout.width)
+            return;
+        gate = fmaf(gate, p.m[0].factor, gate_bias ? gate_bias[unit] : 0.0f);
+        up = fmaf(up, p.m[1].factor, up_bias ? up_bias[unit] : 0.0f);
+        a.h[(uint64_t)(tile.first + pair) * a.layout.width + unit] = ft_expert_activate(&a.layout, gate, up);
+    });
+}
+
+template <int kind>
+static __global__ void __launch_bounds__(THREADS, 2) gemm_down_kernel(struct ft_expert_args a)
+{
+    FT_SHARED(uint4, shared_x, TILE_PAIRS * ROW_WORDS / 4);
+    FT_SHARED(uint4, shared_w, PANELS * PANEL * ROW_WORDS / 4);
+    FT_SHARED(uint32_t, found, 11);
+    struct tile tile;
+    struct panels p;
+    struct sums sum = {};
+    if (!find_tile(&a.list, blockIdx.y, &tile, found))
+        return;
+    const char *blob = a.list.blob[tile.group];
+    aim_panels<kind>(&p, &a.layout, blob, true);
+    multiply_tile<kind>(&sum, &a.layout, &p, &tile, a.h, NULL, (uint32_t *)shared_x, (uint32_t *)shared_w);
+    const float *bias = ft_expert_bias(&a.layout, blob, 2);
+    for_each_sum(&sum, [&](uint32_t pair, uint32_t row, float first, float second) {
+        if (pair >= tile.count)
+            return;
+        float *y = a.y + (uint64_t)a.list.pair_out[tile.first + pair] * a.layout.hidden;
+        float value[PANELS] = {first, second};
+#pragma unroll
+        for (uint32_t i = 0; i < PANELS; i++) {
+            uint32_t out = p.row0[i] + row;
+            if (out < a.layout.hidden)
+                y[out] = fmaf(value[i], p.m[i].factor, bias ? bias[out] : 0.0f);
+        }
+    });
+}
+
+template <int kind>
+static int launch_gemm(const struct ft_expert_args *a, uint32_t groups_bound, uint32_t pairs_bound,
+                       void *stream)
+{
+    uint32_t tiles = groups_bound + pairs_bound / TILE_PAIRS;
+    dim3 up((a->layout.width + PANEL - 1) / PANEL, tiles);
+    dim3 down((a->layout.hidden + PANELS * PANEL - 1) / (PANELS * PANEL), tiles);
+    int error = FT_LAUNCH(gemm_up_kernel<kind>, up, dim3(THREADS), 0, stream, *a);
+    return error ? error : FT_LAUNCH(gemm_down_kernel<kind>, down, dim3(THREADS), 0, stream, *a);
+}
+
+int ft_expert_gemm(const struct ft_expert_args *a, uint32_t groups_bound, uint32_t pairs_bound, void *stream)
+{
+    switch (ft_expert_kind_of(&a->layout)) {
+    case FT_EXPERT_BF16:
+        return launch_gemm<FT_EXPERT_BF16>(a, groups_bound, pairs_bound, stream);
+    case FT_EXPERT_FP8:
+        return launch_gemm<FT_EXPERT_FP8>(a, groups_bound, pairs_bound, stream);
+    case FT_EXPERT_NVFP4:
+        return launch_gemm<FT_EXPERT_NVFP4>(a, groups_bound, pairs_bound, stream);
+    case FT_EXPERT_MXFP4:
+        return launch_gemm<FT_EXPERT_MXFP4>(a, groups_bound, pairs_bound, stream);
+    default:
+        return launch_gemm<FT_EXPERT_SLOW>(a, groups_bound, pairs_bound, stream);
+    }
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A CUDA runtime double: device memory is memory, a stream is a thread that runs its queue in order, captured graphs are
+ * lists, kernels run through tests/cuda_emulator.h. Faults and delays are injected by call name.
+ */
+#ifndef FT_TESTS_FAKE_CUDA_H
+#define FT_TESTS_FAKE_CUDA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct fake_cuda_options {
+    int device_count;     /* 0 = no GPU */
+    int driver_version;   /* 0 = no driver */
+    int major, minor;
+    size_t memory_bytes;  /* of one GPU */
+    size_t pinned_bytes;  /* limit of pinned memory */
+    int no_memops;        /* cuStreamWriteValue32 is not offered */
+    uint64_t copy_delay_ns_max, kernel_delay_ns_max; /* random delays before each copy or kernel */
+    uint64_t seed;
+};
+void fake_cuda_init(const struct fake_cuda_options *options);
+/* The call of that name fails with `error` at its `nth` call from now (1 = the next); once. name "kernel": a kernel on a
+ * stream: the error is sticky, as on a GPU. NULL clears. */
+void fake_cuda_fail(const char *name, uint32_t nth, int error);
+/* Calls of that name since init. */
+uint32_t fake_cuda_calls(const char *name);
+/* Bytes and pieces that were not given back; streams, events and graphs still alive. */
+struct fake_cuda_live {
+    size_t device_bytes, pinned_bytes, registered, streams, events, graphs;
+};
+void fake_cuda_live(struct fake_cuda_live *live);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -17,6 +17,7 @@ struct fixture_config {
     double share, link_gbs, link_delay_us;
     const char *isa, *trace, *replay;
     bool all_logits, deterministic, ram_tables;
+    enum ft_handshake handshake; /* of a GPU */
 };
 
 static int fixture_open(struct ft_engine *engine, const char *dir, const struct fixture_config *config,
@@ -44,6 +45,7 @@ static int fixture_open(struct ft_engine *engine, const char *dir, const struct 
     options.isa = config->isa;
     options.trace = config->trace;
     options.replay = config->replay;
+    options.handshake = config->handshake;
     options.quiet = true;
     options.pin = false;
     return ft_engine_open(engine, &options, err);

@@ -14,6 +14,14 @@
 namespace
 {
 
+/* sm_75 has no bf16 matrix unit: the decode form is faster there, and nothing is compiled for it. */
+#if !defined(FT_CUDA_EMULATED) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#define HAS_MATRIX_UNIT false
+#else
+#define HAS_MATRIX_UNIT true
+#endif
+constexpr uint32_t SM75_SHARED_MAX = 64 * 1024; /* every later one offers more */
+
 constexpr unsigned ROWS = 64, KEYS = 32, WARPS = 4, THREADS = WARPS * 32;
 
 struct tile_args {
@@ -158,6 +166,8 @@ __device__ __forceinline__ float soften(float (&s)[KEYS / 8][4], unsigned half, 
 /* Grid (tiles of rows, heads). Dynamic shared memory: Q [64, D], K [32, D], V [16, D] words, all bf16. */
 template <int D> __global__ void __launch_bounds__(THREADS) attend_tile(tile_args args)
 {
+    if (!HAS_MATRIX_UNIT)
+        return;
     FT_SHARED_DYNAMIC(uint32_t, q);
     const ft_attend_args &a = args.a;
     uint32_t *k = q + ROWS * D / 2, *v = k + KEYS * D / 2;
@@ -243,7 +253,7 @@ template <int D> int launch(const tile_args &args, void *stream)
 
 bool ft_attention_tiled_takes(uint32_t dim)
 {
-    return dim == 64 || dim == 128 || dim == 256;
+    return (dim == 64 || dim == 128 || dim == 256) && ft_shared_max() > SM75_SHARED_MAX;
 }
 
 int ft_attention_tiled(const struct ft_attend_args *a, uint32_t short_rows, void *stream)

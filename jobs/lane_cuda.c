@@ -205,8 +205,6 @@ void ft_lane_cuda_close(struct ft_lane_cuda *lane)
     if (lane->copy)
         (void)cudaStreamSynchronize(lane->copy);
     ft_cuda_drop_captures(lane);
-    if (lane->c.blas)
-        ft_cuda_blas_close(&lane->c);
     for (uint32_t i = 0; i < 2; i++) {
         if (lane->staged[i])
             (void)cudaEventDestroy(lane->staged[i]);

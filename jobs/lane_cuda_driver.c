@@ -661,8 +661,6 @@ int ft_lane_cuda_start(struct ft_lane_cuda *lane, struct ft_step *step,
     if (status == FT_OK && step->plan->strategy == FT_STRATEGY_FUSED)
         status = fill_slots(lane, err);
     if (status == FT_OK)
-        (void)ft_cuda_blas_open(&lane->c);
-    if (status == FT_OK)
         status = ft_cuda_choose_handshake(lane, err);
     if (status == FT_OK)
         status = FT_CUDA_TRY(lane, cudaDeviceSynchronize(), err, "getting ready");

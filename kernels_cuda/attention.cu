@@ -469,3 +469,8 @@ int ft_cuda_attention(const struct ft_cuda *c, uint32_t layer, uint32_t tokens_m
     args.short_rows = FT_ATTENTION_SHORT_ROWS;
     return attend(c, args, a.sequences * FT_ATTENTION_SHORT_ROWS, tokens, stream);
 }
+
+uint64_t ft_cuda_attention_scratch_bytes(const struct ft_model *model, uint32_t rows, uint32_t tokens_max)
+{
+    return ft_attention_scratch(model, rows, tokens_max);
+}

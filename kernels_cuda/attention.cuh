@@ -53,8 +53,7 @@ static __host__ __device__ inline uint32_t ft_attention_splits(uint32_t tokens)
  * most tokens_max tokens. With less scratch prefill batches take fewer splits and fewer rows at once; decode
  * batches (<= FT_CUDA_DECODE_ROWS) need all of it: they fail with cudaErrorNotSupported.
  */
-static inline uint64_t ft_cuda_attention_scratch_bytes(const struct ft_model *m, uint32_t rows,
-                                                       uint32_t tokens_max)
+static inline uint64_t ft_attention_scratch(const struct ft_model *m, uint32_t rows, uint32_t tokens_max)
 {
     uint64_t r = rows < FT_CUDA_DECODE_ROWS ? rows : FT_CUDA_DECODE_ROWS;
     uint64_t splits = ft_attention_splits(tokens_max);

@@ -205,6 +205,8 @@ int ft_cuda_linear_tail(const struct ft_cuda *c, uint32_t layer, void *stream);
 int ft_cuda_attention_prepare(const struct ft_cuda *c, uint32_t layer, void *stream);
 /* Sparse layers: select [rows, select_max + 1]. Nothing is launched when tokens_max fits the budget. */
 int ft_cuda_attention_select(const struct ft_cuda *c, uint32_t layer, uint32_t tokens_max, void *stream);
+/* Bytes of c->scratch that attention and select need when `rows` rows see at most tokens_max tokens. */
+uint64_t ft_cuda_attention_scratch_bytes(const struct ft_model *model, uint32_t rows, uint32_t tokens_max);
 /* query, pages -> attention [rows, heads d], gated. tokens_max: bound of position + 1 over the rows. */
 int ft_cuda_attention(const struct ft_cuda *c, uint32_t layer, uint32_t tokens_max, void *stream);
 

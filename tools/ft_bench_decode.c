@@ -102,6 +102,7 @@ struct bench {
     struct ft_machine machine; /* before the weights took memory; then with what was measured */
     struct ft_topology topology;
     bool has_topology;
+    bool abandoned; /* steps failed: weights, routing and table stay for a lane that may be stuck */
     struct ft_row_tables *tables; /* NULL without PLE */
     struct ft_loaded loaded;
     struct ft_routing routing;
@@ -384,6 +385,7 @@ static int run_row(struct bench *bench, enum ft_strategy strategy, struct ft_dec
                                   .link_gbs = o->link_gbs};
     bench->report.isa = ft_isa_name(ft_session_isa(engine.session));
     status = measure_row(bench, &engine, row, err);
+    bench->abandoned = status != FT_OK;
     if (status != FT_OK)
         ft_error_prepend(err, "strategy %s", ft_strategy_name(strategy));
     int closed = ft_engine_close(&engine, &closing);
@@ -563,10 +565,9 @@ static int run(struct bench *bench, struct ft_error *err)
     return status;
 }
 
-/* After a failure a stuck lane may still read weights, routing and table: they go with the process. */
-static void fini(struct bench *bench, bool failed)
+static void fini(struct bench *bench)
 {
-    if (!failed) {
+    if (!bench->abandoned) {
         ft_routing_free(&bench->routing);
         ft_loaded_fini(&bench->loaded);
         ft_row_tables_close(bench->tables);
@@ -576,7 +577,7 @@ static void fini(struct bench *bench, bool failed)
     free(bench->step_s);
     free(bench->events);
     free(bench->report.rows);
-    if (!failed)
+    if (!bench->abandoned)
         free(bench);
 }
 
@@ -616,6 +617,6 @@ int ft_command_bench_decode(int argc, char **argv)
     int status = run(bench, &err);
     if (status == FT_OK)
         (options.json ? ft_decode_report_write_json : ft_decode_report_print)(&bench->report, stdout);
-    fini(bench, status != FT_OK);
+    fini(bench);
     return status == FT_OK ? ft_command_finish(FT_EXIT_OK) : ft_command_fail(&err);
 }

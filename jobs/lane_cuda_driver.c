@@ -657,7 +657,7 @@ int ft_lane_cuda_start(struct ft_lane_cuda *lane, struct ft_step *step,
     if (status == FT_OK)
         status = ft_cuda_make_buffers(lane, err);
     if (status == FT_OK)
-        status = ft_cuda_pin_banks(lane, err);
+        ft_cuda_pin_banks(lane, step->model, options->weights);
     if (status == FT_OK && step->plan->strategy == FT_STRATEGY_FUSED)
         status = fill_slots(lane, err);
     if (status == FT_OK)

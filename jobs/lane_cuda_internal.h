@@ -95,7 +95,8 @@ int ft_cuda_alloc(struct ft_lane_cuda *lane, enum ft_tier tier, uint64_t bytes, 
                   struct ft_error *err);
 /* lane_cuda_weights.c: copies dense weights, pins banks. */
 int ft_cuda_upload_weights(struct ft_lane_cuda *lane, struct ft_error *err);
-int ft_cuda_pin_banks(struct ft_lane_cuda *lane, struct ft_error *err);
+void ft_cuda_pin_banks(struct ft_lane_cuda *lane, const struct ft_model *model,
+                       const struct ft_weights *weights);
 /* lane_cuda_step.c: the block of inputs, the launches of a step, captures. */
 int ft_cuda_make_buffers(struct ft_lane_cuda *lane, struct ft_error *err);
 /* Bound of the context of the batch's rows: a power of two, at least 256. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The GPU lane of a build without a CUDA toolkit: says so. */
+#include "jobs/gpu_mover.h"
 #include "jobs/lane_cuda.h"
 
 #include <stddef.h>
@@ -62,4 +63,36 @@ const char *ft_lane_cuda_note(const struct ft_lane_cuda *lane)
 {
     (void)lane;
     return "";
+}
+
+int ft_gpu_mover_open(struct ft_gpu_mover **out, uint32_t gpu, const struct ft_model *model,
+                      const struct ft_weights *weights, double link_bytes_per_s, struct ft_error *err)
+{
+    struct ft_gpu_info info;
+    (void)model, (void)weights, (void)link_bytes_per_s;
+    *out = NULL;
+    return ft_lane_cuda_find(gpu, &info, err);
+}
+
+void ft_gpu_mover_close(struct ft_gpu_mover *mover)
+{
+    (void)mover;
+}
+
+void ft_gpu_mover_copy(void *context, const void *from, uint64_t bytes)
+{
+    (void)context, (void)from, (void)bytes;
+}
+
+void ft_gpu_mover_drain(void *context)
+{
+    (void)context;
+}
+
+int ft_gpu_mover_measure(struct ft_gpu_mover *mover, double *device_read, double *link_linear,
+                         struct ft_error *err)
+{
+    (void)mover;
+    *device_read = *link_linear = 0;
+    return ft_error_set(err, FT_INTERNAL, "there is no CUDA lane");
 }

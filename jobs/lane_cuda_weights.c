@@ -168,22 +168,17 @@ int ft_cuda_upload_weights(struct ft_lane_cuda *lane, struct ft_error *err)
 
 /* One registration per layer: a single one of 512 GiB or more always fails. What cannot be pinned is copied
  * from pageable memory, at a fraction of the speed; the note says so. */
-int ft_cuda_pin_banks(struct ft_lane_cuda *lane, struct ft_error *err)
+void ft_cuda_pin_banks(struct ft_lane_cuda *lane, const struct ft_model *m, const struct ft_weights *weights)
 {
-    const struct ft_model *m = lane->step->model;
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), pinned = 0, total = 0;
-    (void)err;
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), pinned = 0;
     lane->banks_pinned = true;
-    for (uint32_t i = 0; i < m->layer_count; i++) {
-        const struct ft_layer_weights *w = &lane->options.weights->layers[i];
+    for (uint32_t i = 0; i < m->layer_count && lane->banks_pinned; i++) {
+        const struct ft_layer_weights *w = &weights->layers[i];
         if (m->layers[i].dense || !w->experts)
             continue;
         uintptr_t begin = (uintptr_t)w->experts / page * page;
         uintptr_t end = (uintptr_t)w->experts + (uint64_t)w->expert_layout.stride * m->expert_count;
         uint64_t bytes = ft_round_up(end - begin, page);
-        total += bytes;
-        if (!lane->banks_pinned)
-            continue;
         cudaError_t error =
             cudaHostRegister((void *)begin, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
         if (error == cudaSuccess) {
@@ -192,11 +187,12 @@ int ft_cuda_pin_banks(struct ft_lane_cuda *lane, struct ft_error *err)
             continue;
         }
         (void)cudaGetLastError();
+        if (error == cudaErrorHostMemoryAlreadyRegistered) /* by somebody who keeps it pinned */
+            continue;
         lane->banks_pinned = false;
         snprintf(lane->note, sizeof lane->note,
                  "experts could not be pinned (%s after %.1f GB): fetches are slow; raise the memlock limit "
                  "(ulimit -l)",
                  cudaGetErrorString(error), (double)pinned * 1e-9);
     }
-    return FT_OK;
 }

@@ -49,6 +49,7 @@ struct ft_ceilings {
     double link_bytes_per_s;
     double cpu_expert_bytes_per_s;
     double both_cpu_bytes_per_s, both_link_bytes_per_s;
+    double link_linear_bytes_per_s; /* one long copy; measured by the caller, 0 = not */
 };
 
 int ft_ceilings_measure(const struct ft_ceilings_options *options, struct ft_ceilings *ceilings,

@@ -171,13 +171,13 @@ void ft_decode_report_print(const struct ft_decode_report *r, FILE *out)
     fprintf(out, "routing %s; PLE %s; kernels %s\n", r->routing, r->ple, r->isa);
     if (r->gpu[0])
         fprintf(out, "GPU %s\n", r->gpu);
-    fprintf(
-        out,
-        "ceilings, GB/s: CPU read %.1f (%u threads), device read %.1f, link %.1f, CPU experts %.1f, together "
-        "%.1f + %.1f\n",
-        c->cpu_read_bytes_per_s / 1e9, c->cpu_read_threads, c->device_read_bytes_per_s / 1e9,
-        c->link_bytes_per_s / 1e9, c->cpu_expert_bytes_per_s / 1e9, c->both_cpu_bytes_per_s / 1e9,
-        c->both_link_bytes_per_s / 1e9);
+    fprintf(out,
+            "ceilings, GB/s: CPU read %.1f (%u threads), device read %.1f, link %.1f (linear %.1f), CPU "
+            "experts %.1f, together "
+            "%.1f + %.1f\n",
+            c->cpu_read_bytes_per_s / 1e9, c->cpu_read_threads, c->device_read_bytes_per_s / 1e9,
+            c->link_bytes_per_s / 1e9, c->link_linear_bytes_per_s / 1e9, c->cpu_expert_bytes_per_s / 1e9,
+            c->both_cpu_bytes_per_s / 1e9, c->both_link_bytes_per_s / 1e9);
     for (uint32_t i = 0; i < r->row_count; i++)
         print_row(r, &r->rows[i], out);
 }
@@ -278,6 +278,7 @@ static void write_ceilings(struct ft_json *json, const struct ft_ceilings *c)
     ft_json_f64(json, "device_read", c->device_read_bytes_per_s / 1e9);
     ft_json_f64(json, "link", c->link_bytes_per_s / 1e9);
     ft_json_f64(json, "cpu_experts", c->cpu_expert_bytes_per_s / 1e9);
+    ft_json_f64(json, "link_linear", c->link_linear_bytes_per_s / 1e9);
     ft_json_f64(json, "both_cpu", c->both_cpu_bytes_per_s / 1e9);
     ft_json_f64(json, "both_link", c->both_link_bytes_per_s / 1e9);
     ft_json_close(json, '}');

@@ -10,6 +10,7 @@
  * kernels as ft run.
  */
 #include "io/bench_io.h"
+#include "jobs/gpu_mover.h"
 #include "planner/routing.h"
 #include "tools/command.h"
 #include "tools/decode_report.h"
@@ -102,7 +103,8 @@ struct bench {
     struct ft_machine machine; /* before the weights took memory; then with what was measured */
     struct ft_topology topology;
     bool has_topology;
-    bool abandoned; /* steps failed: weights, routing and table stay for a lane that may be stuck */
+    struct ft_gpu_mover *gpu; /* NULL without a GPU; keeps the banks pinned from session to session */
+    bool abandoned;           /* steps failed: weights, routing and table stay for a lane that may be stuck */
     struct ft_row_tables *tables; /* NULL without PLE */
     struct ft_loaded loaded;
     struct ft_routing routing;
@@ -487,6 +489,17 @@ static int measure_ceilings(struct bench *bench, uint32_t workers, enum ft_devic
     const struct options *o = bench->options;
     struct ft_ceilings *c = &bench->report.ceilings;
     struct ft_machine *machine = &bench->machine;
+    struct ft_mover mover = {0};
+    double linear = 0;
+    if (device == FT_DEVICE_CUDA) {
+        int opened =
+            ft_gpu_mover_open(&bench->gpu, 0, &bench->model, &bench->loaded.weights, o->link_gbs * 1e9, err);
+        if (opened == FT_OK)
+            opened = ft_gpu_mover_measure(bench->gpu, &machine->device_read_bytes_per_s, &linear, err);
+        if (opened != FT_OK)
+            return opened;
+        mover = (struct ft_mover){bench->gpu, ft_gpu_mover_copy, ft_gpu_mover_drain};
+    }
     const struct ft_ceilings_options options = {.model = &bench->model,
                                                 .weights = &bench->loaded.weights,
                                                 .topology = &bench->topology,
@@ -496,10 +509,12 @@ static int measure_ceilings(struct bench *bench, uint32_t workers, enum ft_devic
                                                 .pin = o->pin,
                                                 .seconds = o->ceiling_seconds,
                                                 .link_bytes_per_s = o->link_gbs * 1e9,
-                                                .device_read_bytes_per_s = machine->device_read_bytes_per_s};
+                                                .device_read_bytes_per_s = machine->device_read_bytes_per_s,
+                                                .mover = bench->gpu ? &mover : NULL};
     int status = ft_ceilings_measure(&options, c, err);
     if (status != FT_OK)
         return status;
+    c->link_linear_bytes_per_s = linear;
     if (o->device_gbs > 0)
         c->device_read_bytes_per_s = o->device_gbs * 1e9;
     if (!(c->link_bytes_per_s > 0))
@@ -567,6 +582,8 @@ static int run(struct bench *bench, struct ft_error *err)
 
 static void fini(struct bench *bench)
 {
+    if (!bench->abandoned)
+        ft_gpu_mover_close(bench->gpu);
     if (!bench->abandoned) {
         ft_routing_free(&bench->routing);
         ft_loaded_fini(&bench->loaded);

@@ -141,10 +141,12 @@ int ft_gemm_convert(const struct ft_gemm_rows *to, const float *x, uint64_t x_st
                      stamp);
 }
 
-/* bf16 operands in memory. The library is taken when it is open and willing. */
+/* bf16 operands in memory. The library is taken when it is open and willing; biases are the own kernel's. */
 static int multiply(const struct ft_cuda *c, const struct gemm_args *args, void *stream)
 {
-    (void)c;
+    if (c->blas && !args->bias && ft_gemm_blas(c, args->x, args->w, args->rows, args->out, args->columns, args->y,
+                                               args->y_stride, stream))
+        return 0;
     uint32_t shared = STAGES * STEP_WORDS * sizeof(uint4);
     dim3 grid((uint32_t)ft_div_up(args->out, TILE), (uint32_t)ft_div_up(args->rows, TILE));
     return FT_LAUNCH(gemm_kernel, grid, dim3(THREADS), shared, stream, *args);

@@ -49,6 +49,9 @@ int ft_gemm_multiply(const struct ft_cuda *c, const struct ft_gemm_rows *x, cons
 /* The same for outputs [begin, begin + count) alone; y and bias of output `begin` come first. */
 int ft_gemm_multiply_part(const struct ft_cuda *c, const struct ft_gemm_rows *x, const struct ft_matrix *w,
                           uint32_t begin, uint32_t count, const float *bias, float *y, uint64_t y_stride, void *stream);
+/* y = W x by the open library (c->blas), bf16 operands [out, columns] and [rows, columns]; false: it would not. */
+bool ft_gemm_blas(const struct ft_cuda *c, const uint16_t *x, const uint16_t *w, uint32_t rows, uint32_t out,
+                  uint32_t columns, float *y, uint64_t y_stride, void *stream);
 /* residual[r][i] += s[r][i] y[r] for all streams; y rows [rows, hidden]. */
 int ft_gemm_add_residual(const struct ft_cuda *c, const float *y, void *stream);
 

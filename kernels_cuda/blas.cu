@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cuBLASLt for prefill products, when the machine has it: the library is opened at run time, so a build or a machine
- * without it works with the own kernel of gemm.cu alone. Only its header is needed to build this file's better half.
+ * cuBLASLt for prefill products, when the machine has it: the library is opened at run time, so a build or a
+ * machine without it works with the own kernel of gemm.cu alone. Only its header is needed to build this
+ * file's better half.
  */
 #include "kernels_cuda/gemm.cuh"
 
@@ -21,17 +22,17 @@
 #define LIBRARY "libcublasLt.so." TEXT(CUBLAS_VER_MAJOR)
 
 /* Functions by their own names and types: what the header declares is what is called. */
-#define BLAS_FUNCTIONS(X)                                                                                              \
-    X(cublasLtCreate)                                                                                                  \
-    X(cublasLtDestroy)                                                                                                 \
-    X(cublasLtMatmul)                                                                                                  \
-    X(cublasLtMatmulAlgoGetHeuristic)                                                                                  \
-    X(cublasLtMatmulDescCreate)                                                                                        \
-    X(cublasLtMatmulDescDestroy)                                                                                       \
-    X(cublasLtMatmulDescSetAttribute)                                                                                  \
-    X(cublasLtMatrixLayoutCreate)                                                                                      \
-    X(cublasLtMatrixLayoutDestroy)                                                                                     \
-    X(cublasLtMatmulPreferenceCreate)                                                                                  \
+#define BLAS_FUNCTIONS(X)                                                                                    \
+    X(cublasLtCreate)                                                                                        \
+    X(cublasLtDestroy)                                                                                       \
+    X(cublasLtMatmul)                                                                                        \
+    X(cublasLtMatmulAlgoGetHeuristic)                                                                        \
+    X(cublasLtMatmulDescCreate)                                                                              \
+    X(cublasLtMatmulDescDestroy)                                                                             \
+    X(cublasLtMatmulDescSetAttribute)                                                                        \
+    X(cublasLtMatrixLayoutCreate)                                                                            \
+    X(cublasLtMatrixLayoutDestroy)                                                                           \
+    X(cublasLtMatmulPreferenceCreate)                                                                        \
     X(cublasLtMatmulPreferenceDestroy)
 
 struct blas {
@@ -84,18 +85,20 @@ bool ft_gemm_blas(const struct ft_cuda *c, const uint16_t *x, const uint16_t *w,
     cublasOperation_t transpose = CUBLAS_OP_T;
     int found = 0;
     const float one = 1, zero = 0;
-    bool ok = b->cublasLtMatmulDescCreate_(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
-              b->cublasLtMatmulDescSetAttribute_(product, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof transpose) ==
-                  CUBLAS_STATUS_SUCCESS &&
-              b->cublasLtMatrixLayoutCreate_(&of_w, CUDA_R_16BF, columns, out, columns) == CUBLAS_STATUS_SUCCESS &&
-              b->cublasLtMatrixLayoutCreate_(&of_x, CUDA_R_16BF, columns, rows, columns) == CUBLAS_STATUS_SUCCESS &&
-              b->cublasLtMatrixLayoutCreate_(&of_y, CUDA_R_32F, out, rows, (int64_t)y_stride) == CUBLAS_STATUS_SUCCESS &&
-              b->cublasLtMatmulPreferenceCreate_(&preference) == CUBLAS_STATUS_SUCCESS &&
-              b->cublasLtMatmulAlgoGetHeuristic_(b->handle, product, of_w, of_x, of_y, of_y, preference, 1, &best,
-                                                 &found) == CUBLAS_STATUS_SUCCESS &&
-              found > 0 &&
-              b->cublasLtMatmul_(b->handle, product, &one, w, of_w, x, of_x, &zero, y, of_y, y, of_y, &best.algo, NULL, 0,
-                                 (cudaStream_t)stream) == CUBLAS_STATUS_SUCCESS;
+    bool ok =
+        b->cublasLtMatmulDescCreate_(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
+        b->cublasLtMatmulDescSetAttribute_(product, CUBLASLT_MATMUL_DESC_TRANSA, &transpose,
+                                           sizeof transpose) == CUBLAS_STATUS_SUCCESS &&
+        b->cublasLtMatrixLayoutCreate_(&of_w, CUDA_R_16BF, columns, out, columns) == CUBLAS_STATUS_SUCCESS &&
+        b->cublasLtMatrixLayoutCreate_(&of_x, CUDA_R_16BF, columns, rows, columns) == CUBLAS_STATUS_SUCCESS &&
+        b->cublasLtMatrixLayoutCreate_(&of_y, CUDA_R_32F, out, rows, (int64_t)y_stride) ==
+            CUBLAS_STATUS_SUCCESS &&
+        b->cublasLtMatmulPreferenceCreate_(&preference) == CUBLAS_STATUS_SUCCESS &&
+        b->cublasLtMatmulAlgoGetHeuristic_(b->handle, product, of_w, of_x, of_y, of_y, preference, 1, &best,
+                                           &found) == CUBLAS_STATUS_SUCCESS &&
+        found > 0 &&
+        b->cublasLtMatmul_(b->handle, product, &one, w, of_w, x, of_x, &zero, y, of_y, y, of_y, &best.algo,
+                           NULL, 0, (cudaStream_t)stream) == CUBLAS_STATUS_SUCCESS;
     if (preference)
         b->cublasLtMatmulPreferenceDestroy_(preference);
     if (of_y)
@@ -122,8 +125,8 @@ void ft_cuda_blas_close(struct ft_cuda *c)
     c->blas = NULL;
 }
 
-bool ft_gemm_blas(const struct ft_cuda *, const uint16_t *, const uint16_t *, uint32_t, uint32_t, uint32_t, float *,
-                  uint64_t, void *)
+bool ft_gemm_blas(const struct ft_cuda *, const uint16_t *, const uint16_t *, uint32_t, uint32_t, uint32_t,
+                  float *, uint64_t, void *)
 {
     return false;
 }

@@ -293,10 +293,11 @@ static __device__ __forceinline__ void ft_dense_pairs(uint4 raw, unsigned part, 
 #endif
 #endif
 
-/* As ft_dense_multiply, with f32 multiplications: lane (g, t) sums its own columns of output g for one row after the
- * other; the four lanes' sum then goes to the lane that keeps the row. */
+/* As ft_dense_multiply, with f32 multiplications: lane (g, t) sums its own columns of output g for one row
+ * after the other; the four lanes' sum then goes to the lane that keeps the row. */
 template <int kind, int tiles, bool wide>
-static __device__ __forceinline__ void ft_dense_multiply_scalar(float sum[][4], const struct ft_dense_raw<kind, tiles> *raw,
+static __device__ __forceinline__ void ft_dense_multiply_scalar(float sum[][4],
+                                                                const struct ft_dense_raw<kind, tiles> *raw,
                                                                 const struct ft_dense_x *x, uint32_t unit)
 {
     constexpr unsigned run = ft_dense_run<kind>(), loads = ft_dense_loads<kind>();
@@ -312,7 +313,8 @@ static __device__ __forceinline__ void ft_dense_multiply_scalar(float sum[][4], 
         for (unsigned i = 0; i < loads * (run / 8); i++) {
             const uint4 *from = row + ((i / (run / 8) * 4 + t) * (run / 8) + i % (run / 8)) * 3;
             uint4 a = from[0], b = from[1], c = from[2];
-            uint32_t high[4] = {a.x, a.y, a.z, a.w}, middle[4] = {b.x, b.y, b.z, b.w}, low[4] = {c.x, c.y, c.z, c.w};
+            uint32_t high[4] = {a.x, a.y, a.z, a.w}, middle[4] = {b.x, b.y, b.z, b.w},
+                     low[4] = {c.x, c.y, c.z, c.w};
 #pragma unroll
             for (int n = 0; n < tiles; n++) {
                 uint32_t pair[4];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Dense projections. Decode (<= FT_CUDA_DECODE_ROWS rows): one kernel per op on the ground of dense.cuh; what comes
- * before (gated norm) happens while activations are staged, what comes after (bias, residual, SwiGLU) when sums are
- * stored. Prefill: conversion, gemm.cu, and a kernel for what comes after.
+ * Dense projections. Decode (<= FT_CUDA_DECODE_ROWS rows): one kernel per op on the ground of dense.cuh; what
+ * comes before (gated norm) happens while activations are staged, what comes after (bias, residual, SwiGLU)
+ * when sums are stored. Prefill: conversion, gemm.cu, and a kernel for what comes after.
  */
 #include "kernels_cuda/dense.cuh"
 #include "kernels_cuda/gemm.cuh"
@@ -50,8 +50,8 @@ struct dense_args {
 };
 
 /* inverse[row][head] = 1 / rms(o): one warp a head. */
-static __device__ __forceinline__ void gate_norms(const struct dense_gate *gate, const float *x, uint64_t x_stride,
-                                                  uint32_t rows, float *inverse)
+static __device__ __forceinline__ void gate_norms(const struct dense_gate *gate, const float *x,
+                                                  uint64_t x_stride, uint32_t rows, float *inverse)
 {
     uint32_t lane = threadIdx.x & 31;
     for (uint32_t i = threadIdx.x >> 5; i < rows * gate->heads; i += blockDim.x >> 5) {
@@ -85,7 +85,8 @@ struct gate_source {
 };
 
 /* The matrices' outputs of a block tile: their segment, and the first output in it. */
-static __device__ __forceinline__ uint32_t dense_segment(const struct dense_args *args, uint32_t tile, uint32_t *first_tile)
+static __device__ __forceinline__ uint32_t dense_segment(const struct dense_args *args, uint32_t tile,
+                                                         uint32_t *first_tile)
 {
     uint32_t s = 0;
     *first_tile = 0;
@@ -94,7 +95,8 @@ static __device__ __forceinline__ uint32_t dense_segment(const struct dense_args
     return s;
 }
 
-/* Outputs of one block tile. With SwiGLU column tile 0 is of the gate and column tile 1 of the up projection. */
+/* Outputs of one block tile. With SwiGLU column tile 0 is of the gate and column tile 1 of the up projection.
+ */
 template <int tiles> static __device__ __forceinline__ uint32_t dense_outputs(const struct dense_args *args)
 {
     return WARPS / args->warps_k * (args->finish == FINISH_SWIGLU ? 8 : 8 * tiles);
@@ -104,7 +106,8 @@ template <int kind, int tiles>
 static __device__ __forceinline__ void dense_aim(const struct dense_args *args, uint32_t tile,
                                                  struct ft_dense_weights<tiles> *w)
 {
-    uint32_t first_tile, segment = dense_segment(args, tile, &first_tile), warp_n = (threadIdx.x >> 5) / args->warps_k;
+    uint32_t first_tile, segment = dense_segment(args, tile, &first_tile),
+                         warp_n = (threadIdx.x >> 5) / args->warps_k;
     uint32_t first = (tile - first_tile) * dense_outputs<tiles>(args);
 #pragma unroll
     for (int n = 0; n < tiles; n++) {
@@ -116,9 +119,11 @@ static __device__ __forceinline__ void dense_aim(const struct dense_args *args, 
 }
 
 template <int tiles>
-static __device__ __forceinline__ void dense_finish(const struct dense_args *args, uint32_t tile, const float *put)
+static __device__ __forceinline__ void dense_finish(const struct dense_args *args, uint32_t tile,
+                                                    const float *put)
 {
-    uint32_t first_tile, segment = dense_segment(args, tile, &first_tile), outputs = dense_outputs<tiles>(args);
+    uint32_t first_tile, segment = dense_segment(args, tile, &first_tile),
+                         outputs = dense_outputs<tiles>(args);
     uint32_t first = (tile - first_tile) * outputs, warps_k = args->warps_k;
     for (uint32_t i = threadIdx.x; i < outputs * args->rows; i += blockDim.x) {
         uint32_t o = i % outputs, row = i / outputs, out = first + o;
@@ -130,7 +135,8 @@ static __device__ __forceinline__ void dense_finish(const struct dense_args *arg
             args->y[row * args->y_stride + out] = ft_silu_device(gate) * up;
             continue;
         }
-        float value = ft_dense_total(put, tiles, o / (8 * tiles) * warps_k, warps_k, o / 8 % tiles, o % 8, row);
+        float value =
+            ft_dense_total(put, tiles, o / (8 * tiles) * warps_k, warps_k, o / 8 % tiles, o % 8, row);
         if (args->bias[segment])
             value += args->bias[segment][out];
         if (args->finish == FINISH_STORE) {
@@ -152,7 +158,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR)
     FT_SHARED_DYNAMIC(uint4, words);
     float *put = (float *)(words + args.x_words), *inverse = put + WARPS * tiles * FT_DENSE_PUT_COUNT;
     if (blockIdx.x >= args.blocks) {
-        ft_tail_move(args.tail, (blockIdx.x - args.blocks) * THREADS + threadIdx.x, (gridDim.x - args.blocks) * THREADS);
+        ft_tail_move(args.tail, (blockIdx.x - args.blocks) * THREADS + threadIdx.x,
+                     (gridDim.x - args.blocks) * THREADS);
         return;
     }
     if (args.stamp && blockIdx.x == 0 && threadIdx.x == 0)
@@ -202,8 +209,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR)
 /* ---- launching the decode form ---- */
 
 /*
- * Warps that share the columns of a tile: as many as keep them evenly busy, more when there are too few outputs to fill
- * the GPU otherwise. Depends on the matrix alone, since it decides the order of sums.
+ * Warps that share the columns of a tile: as many as keep them evenly busy, more when there are too few
+ * outputs to fill the GPU otherwise. Depends on the matrix alone, since it decides the order of sums.
  */
 static uint32_t choose_warps_k(const struct ft_cuda *c, uint32_t in, uint32_t out)
 {
@@ -211,7 +218,8 @@ static uint32_t choose_warps_k(const struct ft_cuda *c, uint32_t in, uint32_t ou
     double best_score = 0;
     for (uint32_t warps_k = 1; warps_k <= WARPS; warps_k *= 2) {
         double even = (double)units / (double)(ft_div_up(units, warps_k) * warps_k);
-        double fill = (double)out / (8.0 * (WARPS / warps_k)) / (BLOCKS_PER_MULTIPROCESSOR * c->multiprocessors);
+        double fill =
+            (double)out / (8.0 * (WARPS / warps_k)) / (BLOCKS_PER_MULTIPROCESSOR * c->multiprocessors);
         double score = even * FT_MIN(fill, 1.0);
         if (score > best_score) {
             best_score = score;
@@ -225,7 +233,8 @@ static uint32_t choose_warps_k(const struct ft_cuda *c, uint32_t in, uint32_t ou
 static uint32_t choose_tiles(const struct ft_cuda *c, const struct dense_args *args, uint32_t out)
 {
     uint32_t tiles = args->rows > 8 ? 4 : 2;
-    while (tiles > 1 && out / (8 * WARPS / args->warps_k * tiles) < BLOCKS_PER_MULTIPROCESSOR * c->multiprocessors)
+    while (tiles > 1 &&
+           out / (8 * WARPS / args->warps_k * tiles) < BLOCKS_PER_MULTIPROCESSOR * c->multiprocessors)
         tiles /= 2;
     return tiles;
 }
@@ -233,7 +242,8 @@ static uint32_t choose_tiles(const struct ft_cuda *c, const struct dense_args *a
 template <int kind, int tiles, bool wide>
 static int dense_launch_as(const struct ft_cuda *c, struct dense_args *args, void *stream)
 {
-    uint32_t outputs = WARPS / args->warps_k * (args->finish == FINISH_SWIGLU ? 8 : 8 * tiles), shared_max = ft_shared_max();
+    uint32_t outputs = WARPS / args->warps_k * (args->finish == FINISH_SWIGLU ? 8 : 8 * tiles),
+             shared_max = ft_shared_max();
     uint32_t rest = WARPS * tiles * FT_DENSE_PUT_COUNT * sizeof(float);
     args->tiles = 0;
     for (uint32_t s = 0; s < (args->finish == FINISH_SWIGLU ? 1 : args->segments); s++)
@@ -244,7 +254,8 @@ static int dense_launch_as(const struct ft_cuda *c, struct dense_args *args, voi
         rest += args->rows * args->gate.heads * (uint32_t)sizeof(float);
     uint32_t room = FT_MIN(shared_max, SHARED_MAX) - rest;
     args->columns = (uint32_t)ft_round_up(args->in, FT_DENSE_UNIT);
-    while (args->rows * ft_dense_row_words(kind, args->columns) * sizeof(uint4) > room && args->columns > FT_DENSE_UNIT)
+    while (args->rows * ft_dense_row_words(kind, args->columns) * sizeof(uint4) > room &&
+           args->columns > FT_DENSE_UNIT)
         args->columns = (uint32_t)ft_round_up(args->columns / 2, FT_DENSE_UNIT);
     args->row_words = ft_dense_row_words(kind, args->columns);
     args->x_words = args->rows * args->row_words;
@@ -255,22 +266,27 @@ static int dense_launch_as(const struct ft_cuda *c, struct dense_args *args, voi
         if (status)
             return status;
     }
-    return FT_LAUNCH((dense_kernel<kind, tiles, wide>), dim3(args->blocks + (args->has_tail ? TAIL_BLOCKS : 0)),
-                     dim3(THREADS), shared, stream, *args);
+    return FT_LAUNCH((dense_kernel<kind, tiles, wide>),
+                     dim3(args->blocks + (args->has_tail ? TAIL_BLOCKS : 0)), dim3(THREADS), shared, stream,
+                     *args);
 }
 
-template <int kind> static int dense_launch_kind(const struct ft_cuda *c, struct dense_args *args, uint32_t tiles, void *stream)
+template <int kind>
+static int dense_launch_kind(const struct ft_cuda *c, struct dense_args *args, uint32_t tiles, void *stream)
 {
     bool wide = args->rows > 8;
     if (tiles == 4 && wide)
         return dense_launch_as<kind, 4, true>(c, args, stream);
     if (tiles == 2)
-        return wide ? dense_launch_as<kind, 2, true>(c, args, stream) : dense_launch_as<kind, 2, false>(c, args, stream);
-    return wide ? dense_launch_as<kind, 1, true>(c, args, stream) : dense_launch_as<kind, 1, false>(c, args, stream);
+        return wide ? dense_launch_as<kind, 2, true>(c, args, stream)
+                    : dense_launch_as<kind, 2, false>(c, args, stream);
+    return wide ? dense_launch_as<kind, 1, true>(c, args, stream)
+                : dense_launch_as<kind, 1, false>(c, args, stream);
 }
 
 /* All segments of args are read as `kind`. */
-static int dense_launch(const struct ft_cuda *c, struct dense_args *args, enum ft_dense_kind kind, void *stream)
+static int dense_launch(const struct ft_cuda *c, struct dense_args *args, enum ft_dense_kind kind,
+                        void *stream)
 {
     uint32_t out = 0, tiles;
     for (uint32_t s = 0; s < args->segments; s++)
@@ -306,7 +322,8 @@ static struct dense_args dense_begin(const float *x, uint64_t x_stride, uint32_t
     return args;
 }
 
-static void dense_add(struct dense_args *args, const struct ft_matrix *w, const float *bias, uint32_t out_begin)
+static void dense_add(struct dense_args *args, const struct ft_matrix *w, const float *bias,
+                      uint32_t out_begin)
 {
     args->w[args->segments] = *w;
     args->bias[args->segments] = bias;
@@ -315,8 +332,9 @@ static void dense_add(struct dense_args *args, const struct ft_matrix *w, const 
 
 /* ---- launchers ---- */
 
-static int project_many(const struct ft_cuda *c, const struct ft_cuda_segment *segments, uint32_t count, const float *x,
-                        uint64_t x_stride, uint32_t rows, float *y, uint64_t y_stride, uint64_t *stamp, void *stream)
+static int project_many(const struct ft_cuda *c, const struct ft_cuda_segment *segments, uint32_t count,
+                        const float *x, uint64_t x_stride, uint32_t rows, float *y, uint64_t y_stride,
+                        uint64_t *stamp, void *stream)
 {
     struct ft_gemm_rows in = ft_gemm_activations(c, rows, segments[0].w->in);
     int status = ft_gemm_convert(&in, x, x_stride, segments[0].w->in, stamp, stream);
@@ -327,8 +345,9 @@ static int project_many(const struct ft_cuda *c, const struct ft_cuda_segment *s
     return status;
 }
 
-int ft_cuda_project(const struct ft_cuda *c, const struct ft_cuda_segment *segments, uint32_t count, const float *x,
-                    uint64_t x_stride, uint32_t rows, float *y, uint64_t y_stride, uint64_t *stamp, void *stream)
+int ft_cuda_project(const struct ft_cuda *c, const struct ft_cuda_segment *segments, uint32_t count,
+                    const float *x, uint64_t x_stride, uint32_t rows, float *y, uint64_t y_stride,
+                    uint64_t *stamp, void *stream)
 {
     if (rows > FT_CUDA_DECODE_ROWS)
         return project_many(c, segments, count, x, x_stride, rows, y, y_stride, stamp, stream);
@@ -352,11 +371,12 @@ int ft_cuda_attention_project(const struct ft_cuda *c, uint32_t layer, void *str
     const struct ft_attention_weights *a = &c->weights->layers[layer].attention;
     const struct ft_linear_weights *l = &c->weights->layers[layer].linear;
     bool linear = c->model->layers[layer].attention == FT_ATTENTION_LINEAR;
-    struct ft_cuda_segment soft[4] = {{&a->q, a->q_bias}, {&a->k, a->k_bias}, {&a->v, a->v_bias}, {&a->index_qk, NULL}};
+    struct ft_cuda_segment soft[4] = {
+        {&a->q, a->q_bias}, {&a->k, a->k_bias}, {&a->v, a->v_bias}, {&a->index_qk, NULL}};
     struct ft_cuda_segment delta[4] = {{&l->qkv, NULL}, {&l->z, NULL}, {&l->b, NULL}, {&l->a, NULL}};
     uint32_t count = linear || c->model->layers[layer].attention == FT_ATTENTION_SPARSE ? 4 : 3;
-    return ft_cuda_project(c, linear ? delta : soft, count, c->base + c->space.x, c->model->hidden, c->step.rows,
-                           c->base + c->space.project, c->space.project_width,
+    return ft_cuda_project(c, linear ? delta : soft, count, c->base + c->space.x, c->model->hidden,
+                           c->step.rows, c->base + c->space.project, c->space.project_width,
                            ft_cuda_stamp_of(c, layer, FT_CUDA_STAMP_PROJECT), stream);
 }
 
@@ -378,8 +398,8 @@ static struct dense_gate gate_of(const struct ft_cuda *c, uint32_t layer)
 
 /* Prefill: one row a block, to bf16; norms [heads] in shared memory. */
 __global__ void __launch_bounds__(THREADS)
-    gate_kernel(const __grid_constant__ struct dense_gate gate, const float *x, uint64_t x_stride, uint32_t in,
-                uint32_t columns, uint16_t *to, uint64_t *stamp)
+    gate_kernel(const __grid_constant__ struct dense_gate gate, const float *x, uint64_t x_stride,
+                uint32_t in, uint32_t columns, uint16_t *to, uint64_t *stamp)
 {
     FT_SHARED_DYNAMIC(float, inverse);
     uint32_t row = blockIdx.x;
@@ -407,9 +427,10 @@ static int attention_out_many(const struct ft_cuda *c, const struct ft_matrix *w
     float *y = c->base + c->space.x;
     uint64_t *stamp = ft_cuda_stamp_of(c, layer, FT_CUDA_STAMP_OUT);
     struct ft_gemm_rows in = ft_gemm_activations(c, c->step.rows, w->in);
-    int status = gate->z ? FT_LAUNCH(gate_kernel, dim3(in.rows), dim3(THREADS), gate->heads * sizeof(float), stream, *gate,
-                                     x, c->space.attention_width, w->in, in.columns, in.x, stamp)
-                         : ft_gemm_convert(&in, x, c->space.attention_width, w->in, stamp, stream);
+    int status = gate->z
+                     ? FT_LAUNCH(gate_kernel, dim3(in.rows), dim3(THREADS), gate->heads * sizeof(float),
+                                 stream, *gate, x, c->space.attention_width, w->in, in.columns, in.x, stamp)
+                     : ft_gemm_convert(&in, x, c->space.attention_width, w->in, stamp, stream);
     if (status == 0 && gate->z)
         status = ft_cuda_linear_tail(c, layer, stream);
     if (status == 0)
@@ -436,8 +457,8 @@ int ft_cuda_attention_out(const struct ft_cuda *c, uint32_t layer, void *stream)
     const float *bias = gate.z ? NULL : w->attention.o_bias;
     if (c->step.rows > FT_CUDA_DECODE_ROWS)
         return attention_out_many(c, out, bias, &gate, layer, stream);
-    struct dense_args args = dense_begin(c->base + c->space.attention, c->space.attention_width, c->step.rows, out->in, NULL,
-                                         0, ft_cuda_stamp_of(c, layer, FT_CUDA_STAMP_OUT));
+    struct dense_args args = dense_begin(c->base + c->space.attention, c->space.attention_width, c->step.rows,
+                                         out->in, NULL, 0, ft_cuda_stamp_of(c, layer, FT_CUDA_STAMP_OUT));
     dense_add(&args, out, bias, 0);
     add_to_residual(c, &args);
     args.gate = gate;
@@ -455,7 +476,8 @@ __global__ void __launch_bounds__(THREADS) swiglu_kernel(float *gate, const floa
         gate[i] = ft_silu_device(gate[i]) * up[i];
 }
 
-static int dense_mlp_many(const struct ft_cuda *c, const struct ft_mlp_weights *mlp, uint64_t *stamp, void *stream)
+static int dense_mlp_many(const struct ft_cuda *c, const struct ft_mlp_weights *mlp, uint64_t *stamp,
+                          void *stream)
 {
     uint32_t rows = c->step.rows, hidden = c->model->hidden, width = mlp->up.out;
     float *h = c->base + c->space.shared_h, *up = ft_gemm_scratch_rows(c), *y = c->base + c->space.shared_y;
@@ -467,7 +489,8 @@ static int dense_mlp_many(const struct ft_cuda *c, const struct ft_mlp_weights *
     if (status == 0)
         status = ft_gemm_multiply(c, &in, &mlp->up, NULL, up, width, stream);
     if (status == 0)
-        status = FT_LAUNCH(swiglu_kernel, dim3((uint32_t)ft_div_up(count, THREADS)), dim3(THREADS), 0, stream, h, up, count);
+        status = FT_LAUNCH(swiglu_kernel, dim3((uint32_t)ft_div_up(count, THREADS)), dim3(THREADS), 0, stream,
+                           h, up, count);
     in = ft_gemm_activations(c, rows, width);
     if (status == 0)
         status = ft_gemm_convert(&in, h, width, width, NULL, stream);
@@ -485,7 +508,8 @@ int ft_cuda_dense_mlp(const struct ft_cuda *c, uint32_t layer, void *stream)
         return dense_mlp_many(c, mlp, stamp, stream);
     float *h = c->base + c->space.shared_h;
     enum ft_dense_kind kind = ft_dense_kind_of(&mlp->gate);
-    struct dense_args up = dense_begin(c->base + c->space.x, c->model->hidden, rows, mlp->up.in, h, width, stamp);
+    struct dense_args up =
+        dense_begin(c->base + c->space.x, c->model->hidden, rows, mlp->up.in, h, width, stamp);
     up.finish = FINISH_SWIGLU;
     dense_add(&up, &mlp->gate, NULL, 0);
     dense_add(&up, &mlp->up, NULL, 0);

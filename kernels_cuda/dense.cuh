@@ -284,12 +284,79 @@ static __device__ __forceinline__ void ft_dense_pairs(uint4 raw, unsigned part, 
     }
 }
 
+/* Without a bf16 matrix unit (sm_75) the same sums come from f32 multiplications. */
+#ifndef FT_DENSE_SCALAR
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#define FT_DENSE_SCALAR 1
+#else
+#define FT_DENSE_SCALAR 0
+#endif
+#endif
+
+/* As ft_dense_multiply, with f32 multiplications: lane (g, t) sums its own columns of output g for one row
+ * after the other; the four lanes' sum then goes to the lane that keeps the row. */
+template <int kind, int tiles, bool wide>
+static __device__ __forceinline__ void ft_dense_multiply_scalar(float sum[][4],
+                                                                const struct ft_dense_raw<kind, tiles> *raw,
+                                                                const struct ft_dense_x *x, uint32_t unit)
+{
+    constexpr unsigned run = ft_dense_run<kind>(), loads = ft_dense_loads<kind>();
+    uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const uint4 *row = x->words + (unit * FT_DENSE_UNIT - x->begin) / 8 * 3;
+#pragma unroll 1
+    for (uint32_t r = 0; r < x->rows; r++, row += x->row_words) {
+        float part[tiles];
+#pragma unroll
+        for (int n = 0; n < tiles; n++)
+            part[n] = 0.0f;
+#pragma unroll
+        for (unsigned i = 0; i < loads * (run / 8); i++) {
+            const uint4 *from = row + ((i / (run / 8) * 4 + t) * (run / 8) + i % (run / 8)) * 3;
+            uint4 a = from[0], b = from[1], c = from[2];
+            uint32_t high[4] = {a.x, a.y, a.z, a.w}, middle[4] = {b.x, b.y, b.z, b.w},
+                     low[4] = {c.x, c.y, c.z, c.w};
+#pragma unroll
+            for (int n = 0; n < tiles; n++) {
+                uint32_t pair[4];
+                ft_dense_pairs<kind>(raw->data[n][i / (run / 8)], i % (run / 8), raw->scale[n], pair);
+#pragma unroll
+                for (unsigned p = 0; p < 4; p++) {
+                    float v = ft_bf16_low(high[p]) + (ft_bf16_low(middle[p]) + ft_bf16_low(low[p]));
+                    float w = ft_bf16_high(high[p]) + (ft_bf16_high(middle[p]) + ft_bf16_high(low[p]));
+                    part[n] += ft_bf16_low(pair[p]) * v;
+                    part[n] += ft_bf16_high(pair[p]) * w;
+                }
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < tiles; n++) {
+            float value = part[n];
+            value += __shfl_xor_sync(0xffffffffu, value, 1);
+            value += __shfl_xor_sync(0xffffffffu, value, 2);
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                float mine = __shfl_sync(0xffffffffu, value, (int)(8 * t + 4 * (unsigned)c));
+                if (kind == FT_DENSE_FP8)
+                    mine *= __uint_as_float(c ? raw->scale_next[n] : raw->scale[n]);
+                if (g == r % 8 && r < 8)
+                    sum[n][c] += mine;
+                if (wide && g == r % 8 && r >= 8)
+                    sum[n][2 + c] += mine;
+            }
+        }
+    }
+}
+
 /* sum[n][0..1]: row g, outputs 2t and 2t + 1 of column tile n; sum[n][2..3]: row g + 8 (`wide` only). */
 template <int kind, int tiles, bool wide>
 static __device__ __forceinline__ void ft_dense_multiply(float sum[][4],
                                                          const struct ft_dense_raw<kind, tiles> *raw,
                                                          const struct ft_dense_x *x, uint32_t unit)
 {
+    if constexpr (FT_DENSE_SCALAR) {
+        ft_dense_multiply_scalar<kind, tiles, wide>(sum, raw, x, unit);
+        return;
+    }
     constexpr unsigned run = ft_dense_run<kind>(), loads = ft_dense_loads<kind>();
     uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     uint32_t at = (unit * FT_DENSE_UNIT - x->begin) / 8 * 3;

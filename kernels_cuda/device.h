@@ -80,20 +80,12 @@ template <int pending> static __device__ __forceinline__ void ft_copy_async_wait
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 #endif
 }
-/*
- * One warp: D[16, 8] += A[16, 16] B[16, 8], bf16 in, f32 out. Fragments as in the PTX manual (mma.m16n8k16):
- * lane = 4 g + t: a[0] = A[g][2t, 2t+1], a[1] = A[g+8][2t..], a[2] = A[g][2t+8..], a[3] = A[g+8][2t+8..];
- * b[0] = B[2t, 2t+1][g], b[1] = B[2t+8, 2t+9][g]; d[0,1] = D[g][2t, 2t+1], d[2,3] = D[g+8][2t, 2t+1].
- * The lower half word holds the lower index. sm_75 has no bf16 matrix unit: multiplied from registers by shuffles.
- */
-static __device__ __forceinline__ void ft_mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2])
+#if __CUDA_ARCH__ < 800
+/* ft_mma_bf16 without a matrix unit. A call, because kernels unroll dozens of them. */
+static __device__ __noinline__ float4 ft_mma_bf16_shuffled(float4 sum, uint4 left, uint2 right)
 {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                 "{%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#else
+    uint32_t a[4] = {left.x, left.y, left.z, left.w}, b[2] = {right.x, right.y};
+    float d[4] = {sum.x, sum.y, sum.z, sum.w};
     unsigned lane = threadIdx.x & 31, t = lane & 3, g = lane >> 2;
     for (unsigned k = 0; k < 4; k++) /* the thread of the quad that holds columns 2k, 2k+1 and 2k+8, 2k+9 */
         for (unsigned half = 0; half < 2; half++) {
@@ -108,6 +100,26 @@ static __device__ __forceinline__ void ft_mma_bf16(float d[4], const uint32_t a[
                 }
             }
         }
+    return make_float4(d[0], d[1], d[2], d[3]);
+}
+#endif
+/*
+ * One warp: D[16, 8] += A[16, 16] B[16, 8], bf16 in, f32 out. Fragments as in the PTX manual (mma.m16n8k16):
+ * lane = 4 g + t: a[0] = A[g][2t, 2t+1], a[1] = A[g+8][2t..], a[2] = A[g][2t+8..], a[3] = A[g+8][2t+8..];
+ * b[0] = B[2t, 2t+1][g], b[1] = B[2t+8, 2t+9][g]; d[0,1] = D[g][2t, 2t+1], d[2,3] = D[g+8][2t, 2t+1].
+ * The lower half word holds the lower index. sm_75 has no bf16 matrix unit: multiplied from registers by shuffles.
+ */
+static __device__ __forceinline__ void ft_mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2])
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    float4 sum = ft_mma_bf16_shuffled(make_float4(d[0], d[1], d[2], d[3]), make_uint4(a[0], a[1], a[2], a[3]),
+                                      make_uint2(b[0], b[1]));
+    d[0] = sum.x, d[1] = sum.y, d[2] = sum.z, d[3] = sum.w;
 #endif
 }
 /* Products of two bf16 pairs, rounded to nearest even, subnormals kept. */

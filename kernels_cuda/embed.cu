@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The step's first kernel: token embeddings to all residual streams, rotary angles of every row. One block a row. */
+/* The step's first kernel: token embeddings to all residual streams, rotary angles of every row. One block a
+ * row. */
 #include "kernels_cuda/dense.cuh"
 #include "kernels_cuda/kernels_cuda.h"
 

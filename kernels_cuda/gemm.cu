@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Products of many rows with bf16 operands. A block computes 128 rows by 128 outputs in steps of 32 columns, three of
- * which are under way; a warp computes 64 by 32.
+ * Products of many rows with bf16 operands. A block computes 128 rows by 128 outputs in steps of 32 columns,
+ * three of which are under way; a warp computes 64 by 32.
  *
- * The matrix unit does not care which columns meet as long as both operands agree, so a lane reads 8 neighbouring columns
- * (16 bytes) of a row at once and gives them to two products: no bank conflicts, no shuffled layout.
+ * The matrix unit does not care which columns meet as long as both operands agree, so a lane reads 8
+ * neighbouring columns (16 bytes) of a row at once and gives them to two products: no bank conflicts, no
+ * shuffled layout.
  */
 #include "kernels_cuda/gemm.cuh"
 #include "kernels_cuda/dense.cuh"
@@ -27,10 +28,12 @@ static __device__ __forceinline__ void gemm_fetch(const struct gemm_args *args, 
     uint32_t first_row = blockIdx.y * TILE, first_out = blockIdx.x * TILE;
 #pragma unroll
     for (uint32_t i = 0; i < STEP_WORDS / THREADS; i++) {
-        uint32_t at = i * THREADS + threadIdx.x, line = at / (FT_GEMM_DEPTH / 8), part = at % (FT_GEMM_DEPTH / 8);
+        uint32_t at = i * THREADS + threadIdx.x, line = at / (FT_GEMM_DEPTH / 8),
+                 part = at % (FT_GEMM_DEPTH / 8);
         /* Lines that do not exist read the last one; what they give is not stored. */
-        const uint16_t *from = line < TILE ? args->x + (uint64_t)min(first_row + line, args->rows - 1) * args->columns
-                                           : args->w + (uint64_t)min(first_out + line - TILE, args->out - 1) * args->columns;
+        const uint16_t *from =
+            line < TILE ? args->x + (uint64_t)min(first_row + line, args->rows - 1) * args->columns
+                        : args->w + (uint64_t)min(first_out + line - TILE, args->out - 1) * args->columns;
         ft_copy_async16(shared + (step % STAGES) * STEP_WORDS + at, from + step * FT_GEMM_DEPTH + part * 8);
     }
 }
@@ -55,7 +58,8 @@ __global__ void __launch_bounds__(THREADS) gemm_kernel(const __grid_constant__ s
     }
     for (uint32_t step = 0; step < steps; step++) {
         ft_copy_async_wait<STAGES - 2>();
-        __syncthreads(); /* this step has arrived for all, and all are done with the buffer that is filled next */
+        __syncthreads(); /* this step has arrived for all, and all are done with the buffer that is filled
+                            next */
         if (step + STAGES - 1 < steps)
             gemm_fetch(&args, shared, step + STAGES - 1);
         ft_copy_async_commit();
@@ -91,8 +95,9 @@ __global__ void __launch_bounds__(THREADS) gemm_kernel(const __grid_constant__ s
 }
 
 /* Weights [first, first + count) of any format -> bf16 [count, columns]; padding is zero. */
-__global__ void __launch_bounds__(THREADS) decode_kernel(const __grid_constant__ struct ft_matrix w, uint32_t first,
-                                                         uint32_t count, uint32_t columns, uint16_t *to)
+__global__ void __launch_bounds__(THREADS)
+    decode_kernel(const __grid_constant__ struct ft_matrix w, uint32_t first, uint32_t count,
+                  uint32_t columns, uint16_t *to)
 {
     uint64_t pairs = (uint64_t)count * (columns / 2), stride = (uint64_t)gridDim.x * blockDim.x;
     for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < pairs; i += stride) {
@@ -103,8 +108,9 @@ __global__ void __launch_bounds__(THREADS) decode_kernel(const __grid_constant__
     }
 }
 
-__global__ void __launch_bounds__(THREADS) convert_kernel(const float *x, uint64_t x_stride, uint32_t rows, uint32_t in,
-                                                          uint32_t columns, uint16_t *to, uint64_t *stamp)
+__global__ void __launch_bounds__(THREADS)
+    convert_kernel(const float *x, uint64_t x_stride, uint32_t rows, uint32_t in, uint32_t columns,
+                   uint16_t *to, uint64_t *stamp)
 {
     if (stamp && blockIdx.x == 0 && threadIdx.x == 0)
         *stamp = ft_global_timer();
@@ -124,7 +130,8 @@ __global__ void __launch_bounds__(THREADS) residual_kernel(float *residual, cons
         return;
     float value = y[(uint64_t)row * hidden + h];
     for (uint32_t i = 0; i < streams; i++)
-        residual[((uint64_t)row * streams + i) * hidden + h] += streams == 1 ? value : s[row * s_stride + i] * value;
+        residual[((uint64_t)row * streams + i) * hidden + h] +=
+            streams == 1 ? value : s[row * s_stride + i] * value;
 }
 
 static uint32_t blocks_for(const struct ft_cuda *c, uint64_t threads)
@@ -133,28 +140,33 @@ static uint32_t blocks_for(const struct ft_cuda *c, uint64_t threads)
     return (uint32_t)FT_MAX(1, FT_MIN(ft_div_up(threads, THREADS), most));
 }
 
-int ft_gemm_convert(const struct ft_gemm_rows *to, const float *x, uint64_t x_stride, uint32_t in, uint64_t *stamp,
-                    void *stream)
+int ft_gemm_convert(const struct ft_gemm_rows *to, const float *x, uint64_t x_stride, uint32_t in,
+                    uint64_t *stamp, void *stream)
 {
     uint32_t blocks = blocks_for(NULL, (uint64_t)to->rows * to->columns / 2);
-    return FT_LAUNCH(convert_kernel, dim3(blocks), dim3(THREADS), 0, stream, x, x_stride, to->rows, in, to->columns, to->x,
-                     stamp);
+    return FT_LAUNCH(convert_kernel, dim3(blocks), dim3(THREADS), 0, stream, x, x_stride, to->rows, in,
+                     to->columns, to->x, stamp);
 }
 
-/* bf16 operands in memory. The library is taken when it is open and willing. */
+/* bf16 operands in memory. The library is taken when it is open and willing; biases are the own kernel's. */
 static int multiply(const struct ft_cuda *c, const struct gemm_args *args, void *stream)
 {
-    (void)c;
+    if (c->blas && !args->bias &&
+        ft_gemm_blas(c, args->x, args->w, args->rows, args->out, args->columns, args->y, args->y_stride,
+                     stream))
+        return 0;
     uint32_t shared = STAGES * STEP_WORDS * sizeof(uint4);
     dim3 grid((uint32_t)ft_div_up(args->out, TILE), (uint32_t)ft_div_up(args->rows, TILE));
     return FT_LAUNCH(gemm_kernel, grid, dim3(THREADS), shared, stream, *args);
 }
 
 int ft_gemm_multiply_part(const struct ft_cuda *c, const struct ft_gemm_rows *x, const struct ft_matrix *w,
-                          uint32_t begin, uint32_t count, const float *bias, float *y, uint64_t y_stride, void *stream)
+                          uint32_t begin, uint32_t count, const float *bias, float *y, uint64_t y_stride,
+                          void *stream)
 {
-    struct gemm_args args = {x->x, (const uint16_t *)w->data + (uint64_t)begin * w->in, bias, y, y_stride, x->rows, count,
-                             x->columns};
+    struct gemm_args args = {
+        x->x,      (const uint16_t *)w->data + (uint64_t)begin * w->in, bias, y, y_stride, x->rows, count,
+        x->columns};
     if (w->format == FT_FORMAT_BF16 && w->in == x->columns && ((uintptr_t)w->data & 15) == 0)
         return multiply(c, &args, stream);
     uint16_t *slice = (uint16_t *)c->scratch;
@@ -166,16 +178,16 @@ int ft_gemm_multiply_part(const struct ft_cuda *c, const struct ft_gemm_rows *x,
         args.y = y + done;
         args.bias = bias ? bias + done : NULL;
         uint32_t blocks = blocks_for(c, (uint64_t)args.out * x->columns / 2);
-        status = FT_LAUNCH(decode_kernel, dim3(blocks), dim3(THREADS), 0, stream, *w, begin + done, args.out, x->columns,
-                           slice);
+        status = FT_LAUNCH(decode_kernel, dim3(blocks), dim3(THREADS), 0, stream, *w, begin + done, args.out,
+                           x->columns, slice);
         if (status == 0)
             status = multiply(c, &args, stream);
     }
     return status;
 }
 
-int ft_gemm_multiply(const struct ft_cuda *c, const struct ft_gemm_rows *x, const struct ft_matrix *w, const float *bias,
-                     float *y, uint64_t y_stride, void *stream)
+int ft_gemm_multiply(const struct ft_cuda *c, const struct ft_gemm_rows *x, const struct ft_matrix *w,
+                     const float *bias, float *y, uint64_t y_stride, void *stream)
 {
     return ft_gemm_multiply_part(c, x, w, 0, w->out, bias, y, y_stride, stream);
 }

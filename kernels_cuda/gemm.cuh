@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The prefill form of dense products: many rows, bf16 operands on the matrix units, f32 sums. Host functions shared by
- * dense.cu and mix.cu, and where their buffers lie in c->scratch:
+ * The prefill form of dense products: many rows, bf16 operands on the matrix units, f32 sums. Host functions
+ * shared by dense.cu and mix.cu, and where their buffers lie in c->scratch:
  *
- *   | weights of other formats as bf16, a slice at a time | f32 rows [R, widest] | activations bf16 [R, in rounded up] |
+ *   | weights of other formats as bf16, a slice at a time | f32 rows [R, widest] | activations bf16 [R, in
+ * rounded up] |
  *
  * Decode forms use the front of the scratch for partial sums.
  */
@@ -13,7 +14,7 @@
 #include "kernels_cuda/device.h"
 #include "kernels_cuda/kernels_cuda.h"
 
-#define FT_GEMM_DEPTH 32u                        /* columns of a tile; activations are padded to a multiple with zeros */
+#define FT_GEMM_DEPTH 32u /* columns of a tile; activations are padded to a multiple with zeros */
 #define FT_GEMM_WEIGHT_BYTES (32ull * 1024 * 1024) /* slice of decoded weights */
 
 /* bf16 activations [rows, columns], columns = in rounded up to FT_GEMM_DEPTH. */
@@ -41,14 +42,19 @@ static inline struct ft_gemm_rows ft_gemm_activations(const struct ft_cuda *c, u
 }
 
 /* x rows [rows, in] (stride x_stride) -> bf16 activations. */
-int ft_gemm_convert(const struct ft_gemm_rows *to, const float *x, uint64_t x_stride, uint32_t in, uint64_t *stamp,
-                    void *stream);
+int ft_gemm_convert(const struct ft_gemm_rows *to, const float *x, uint64_t x_stride, uint32_t in,
+                    uint64_t *stamp, void *stream);
 /* y[r][o] = W x_r (+ bias[o]), row r at y + r * y_stride. */
-int ft_gemm_multiply(const struct ft_cuda *c, const struct ft_gemm_rows *x, const struct ft_matrix *w, const float *bias,
-                     float *y, uint64_t y_stride, void *stream);
+int ft_gemm_multiply(const struct ft_cuda *c, const struct ft_gemm_rows *x, const struct ft_matrix *w,
+                     const float *bias, float *y, uint64_t y_stride, void *stream);
 /* The same for outputs [begin, begin + count) alone; y and bias of output `begin` come first. */
 int ft_gemm_multiply_part(const struct ft_cuda *c, const struct ft_gemm_rows *x, const struct ft_matrix *w,
-                          uint32_t begin, uint32_t count, const float *bias, float *y, uint64_t y_stride, void *stream);
+                          uint32_t begin, uint32_t count, const float *bias, float *y, uint64_t y_stride,
+                          void *stream);
+/* y = W x by the open library (c->blas), bf16 operands [out, columns] and [rows, columns]; false: it would
+ * not. */
+bool ft_gemm_blas(const struct ft_cuda *c, const uint16_t *x, const uint16_t *w, uint32_t rows, uint32_t out,
+                  uint32_t columns, float *y, uint64_t y_stride, void *stream);
 /* residual[r][i] += s[r][i] y[r] for all streams; y rows [rows, hidden]. */
 int ft_gemm_add_residual(const struct ft_cuda *c, const float *y, void *stream);
 

@@ -2,10 +2,10 @@
 /*
  * Norms and hyper-connection mixers. Decode rows with streams: two kernels.
  *
- *   down   block = 8 outputs of (W_down; W_inject) x one share of the columns: norms the share's streams on the way in
- *          and leaves partial sums; the blocks of the first outputs store u, too
- *   up     block = 8 hidden values, one warp a stream: adds the partial sums up to t = silu(W_down u / n), then
- *          x = mean over streams of sigmoid(W_up t) u; block 0 stores t and s
+ *   down   block = 8 outputs of (W_down; W_inject) x one share of the columns: norms the share's streams on
+ * the way in and leaves partial sums; the blocks of the first outputs store u, too up     block = 8 hidden
+ * values, one warp a stream: adds the partial sums up to t = silu(W_down u / n), then x = mean over streams
+ * of sigmoid(W_up t) u; block 0 stores t and s
  *
  * Partial sums lie in c->scratch, f32 [shares, rows, lowrank + n].
  */
@@ -31,7 +31,8 @@ struct down_args {
     struct mix_norm norm;
     struct ft_matrix down, inject; /* inject.out 0: the top mixer has none */
     float *partial;
-    uint32_t width, tiles_down, units; /* outputs of a row of partial; block tiles of down; units of a share */
+    uint32_t width, tiles_down,
+        units; /* outputs of a row of partial; block tiles of down; units of a share */
     uint32_t columns, row_words, x_words;
     uint64_t *stamp;
 };
@@ -43,11 +44,12 @@ static __device__ __forceinline__ const float *mix_row(const struct mix_norm *no
 }
 
 /*
- * inverse[row][stream] = 1 / rms for streams [first, last]. A stream is summed in WARPS parts whatever the number of
- * rows, so that a row's bits do not depend on the others. part: [rows, streams, WARPS]. Ends with __syncthreads.
+ * inverse[row][stream] = 1 / rms for streams [first, last]. A stream is summed in WARPS parts whatever the
+ * number of rows, so that a row's bits do not depend on the others. part: [rows, streams, WARPS]. Ends with
+ * __syncthreads.
  */
-static __device__ __forceinline__ void mix_inverses(const struct mix_norm *norm, uint32_t first, uint32_t last, float *part,
-                                                    float *inverse)
+static __device__ __forceinline__ void mix_inverses(const struct mix_norm *norm, uint32_t first,
+                                                    uint32_t last, float *part, float *inverse)
 {
     uint32_t lane = threadIdx.x & 31, streams = last - first + 1, warps = blockDim.x >> 5;
     uint32_t part_columns = (norm->hidden + WARPS * 4 - 1) / (WARPS * 4) * 4;
@@ -87,7 +89,8 @@ struct norm_source {
     __device__ void operator()(uint32_t row, uint32_t column, float v[8]) const
     {
         uint32_t wide = norm->streams * norm->hidden;
-        struct ft_dense_rows_source x = {mix_row(norm, row), 0, wide, NULL}, weight = {norm->weight, 0, wide, NULL};
+        struct ft_dense_rows_source x = {mix_row(norm, row), 0, wide, NULL},
+                                    weight = {norm->weight, 0, wide, NULL};
         float w[8];
         x(0, column, v);
         weight(0, column, w);
@@ -98,19 +101,22 @@ struct norm_source {
                 stream++;
                 next += norm->hidden;
             }
-            v[i] = column + i < wide ? v[i] * inverse[row * norm->streams + stream] * (norm->one + w[i]) : 0.0f;
+            v[i] =
+                column + i < wide ? v[i] * inverse[row * norm->streams + stream] * (norm->one + w[i]) : 0.0f;
         }
     }
 };
 
-/* Shared memory: activations [x_words], sums [WARPS, 8, 16], parts [rows, streams, WARPS], inverses [rows, streams]. */
+/* Shared memory: activations [x_words], sums [WARPS, 8, 16], parts [rows, streams, WARPS], inverses [rows,
+ * streams]. */
 template <int kind, bool wide>
 __global__ void __launch_bounds__(THREADS, 2) down_kernel(const __grid_constant__ struct down_args args)
 {
     FT_SHARED_DYNAMIC(uint4, words);
     float *put = (float *)(words + args.x_words), *part = put + WARPS * FT_DENSE_PUT_COUNT;
     float *inverse = part + args.norm.rows * args.norm.streams * WARPS;
-    uint32_t tile = blockIdx.x, share = blockIdx.y, warp = threadIdx.x >> 5, in = args.norm.streams * args.norm.hidden;
+    uint32_t tile = blockIdx.x, share = blockIdx.y, warp = threadIdx.x >> 5,
+             in = args.norm.streams * args.norm.hidden;
     uint32_t begin = share * args.units * FT_DENSE_UNIT, end = min(begin + args.units * FT_DENSE_UNIT, in);
     if (args.stamp && tile == 0 && share == 0 && threadIdx.x == 0)
         *args.stamp = ft_global_timer();
@@ -146,7 +152,8 @@ __global__ void __launch_bounds__(THREADS, 2) down_kernel(const __grid_constant_
         const float *from = mix_row(&args.norm, row);
         for (uint32_t c = begin + threadIdx.x; c < end; c += blockDim.x)
             args.norm.normed[(uint64_t)row * in + c] =
-                from[c] * inverse[row * args.norm.streams + c / args.norm.hidden] * (args.norm.one + args.norm.weight[c]);
+                from[c] * inverse[row * args.norm.streams + c / args.norm.hidden] *
+                (args.norm.one + args.norm.weight[c]);
     }
 }
 
@@ -167,8 +174,8 @@ static __device__ __forceinline__ float up_partial(const struct up_args *args, u
     return sum * (1.0f / (float)args->streams);
 }
 
-/* Shared memory: t as pieces [x_words], sums [streams, 8, 16], t [rows, lowrank rounded up to 8], u [rows, streams, 8].
- * blockDim = 32 streams. */
+/* Shared memory: t as pieces [x_words], sums [streams, 8, 16], t [rows, lowrank rounded up to 8], u [rows,
+ * streams, 8]. blockDim = 32 streams. */
 template <int kind, bool wide>
 __global__ void __launch_bounds__(32 * FT_HC_MAX) up_kernel(const __grid_constant__ struct up_args args)
 {
@@ -224,7 +231,8 @@ __global__ void __launch_bounds__(32 * FT_HC_MAX) up_kernel(const __grid_constan
         uint32_t h = i % 8, row = i / 8;
         float sum = 0;
         for (uint32_t n = 0; n < args.streams; n++)
-            sum += ft_sigmoid_device(ft_dense_total(put, 1, n, 1, 0, h, row)) * u[(row * args.streams + n) * 8 + h];
+            sum += ft_sigmoid_device(ft_dense_total(put, 1, n, 1, 0, h, row)) *
+                   u[(row * args.streams + n) * 8 + h];
         if (h0 + h < args.hidden)
             args.x[(uint64_t)row * args.hidden + h0 + h] = sum / (float)args.streams;
     }
@@ -256,8 +264,8 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 /* Prefill: mixed holds W_down u and W_inject u -> t and s; t in bf16 to `to`. One block a row. */
-__global__ void __launch_bounds__(THREADS)
-    activate_kernel(float *mixed, uint32_t lowrank, uint32_t streams, bool has_inject, uint16_t *to, uint32_t columns)
+__global__ void __launch_bounds__(THREADS) activate_kernel(float *mixed, uint32_t lowrank, uint32_t streams,
+                                                           bool has_inject, uint16_t *to, uint32_t columns)
 {
     uint32_t width = lowrank + streams;
     float *row = mixed + (uint64_t)blockIdx.x * width;
@@ -268,18 +276,20 @@ __global__ void __launch_bounds__(THREADS)
         to[(uint64_t)blockIdx.x * columns + k] = (uint16_t)ft_to_bf16(t);
     }
     if (has_inject && threadIdx.x < streams)
-        row[lowrank + threadIdx.x] = 2.0f * ft_sigmoid_device(row[lowrank + threadIdx.x] * (1.0f / (float)streams));
+        row[lowrank + threadIdx.x] =
+            2.0f * ft_sigmoid_device(row[lowrank + threadIdx.x] * (1.0f / (float)streams));
 }
 
 /* Prefill: x (+)= sigmoid(m) u / n of one stream. */
-__global__ void __launch_bounds__(THREADS) mean_kernel(const float *m, const float *normed, float *x, uint32_t stream,
-                                                       uint32_t streams, uint32_t hidden)
+__global__ void __launch_bounds__(THREADS) mean_kernel(const float *m, const float *normed, float *x,
+                                                       uint32_t stream, uint32_t streams, uint32_t hidden)
 {
     uint32_t row = blockIdx.y, h = blockIdx.x * blockDim.x + threadIdx.x;
     if (h >= hidden)
         return;
     uint64_t at = (uint64_t)row * hidden + h;
-    float part = ft_sigmoid_device(m[at]) * normed[((uint64_t)row * streams + stream) * hidden + h] / (float)streams;
+    float part =
+        ft_sigmoid_device(m[at]) * normed[((uint64_t)row * streams + stream) * hidden + h] / (float)streams;
     x[at] = stream ? x[at] + part : part;
 }
 
@@ -293,9 +303,11 @@ static uint32_t shares_max(const struct ft_model *m)
 template <int kind, bool wide>
 static int mix_few_as(const struct ft_cuda *c, struct down_args *down, struct up_args *up, void *stream)
 {
-    uint32_t rows = up->rows, room = FT_MIN(ft_shared_max(), SHARED_MAX), tiles_inject = (down->inject.out + 7) / 8;
+    uint32_t rows = up->rows, room = FT_MIN(ft_shared_max(), SHARED_MAX),
+             tiles_inject = (down->inject.out + 7) / 8;
     uint32_t rest = (WARPS * FT_DENSE_PUT_COUNT + rows * up->streams * (WARPS + 1)) * (uint32_t)sizeof(float);
-    /* A share is a whole number of units; there are enough shares to fill the GPU, and at most a unit a warp. */
+    /* A share is a whole number of units; there are enough shares to fill the GPU, and at most a unit a warp.
+     */
     uint32_t units = (uint32_t)ft_div_up((uint64_t)up->streams * up->hidden, FT_DENSE_UNIT);
     down->tiles_down = (down->down.out + 7) / 8;
     uint32_t shares = 2 * c->multiprocessors / (down->tiles_down + tiles_inject);
@@ -303,15 +315,16 @@ static int mix_few_as(const struct ft_cuda *c, struct down_args *down, struct up
     down->units = (uint32_t)ft_div_up(units, shares);
     up->shares = (uint32_t)ft_div_up(units, down->units);
     down->columns = down->units * FT_DENSE_UNIT;
-    while (rows * ft_dense_row_words(kind, down->columns) * sizeof(uint4) + rest > room && down->columns > FT_DENSE_UNIT)
+    while (rows * ft_dense_row_words(kind, down->columns) * sizeof(uint4) + rest > room &&
+           down->columns > FT_DENSE_UNIT)
         down->columns = (uint32_t)ft_round_up(down->columns / 2, FT_DENSE_UNIT);
     down->row_words = ft_dense_row_words(kind, down->columns);
     down->x_words = rows * down->row_words;
     uint32_t shared = down->x_words * (uint32_t)sizeof(uint4) + rest;
     int status = shared > 48 * 1024 ? FT_SHARED_LIMIT((down_kernel<kind, wide>), shared) : 0;
     if (status == 0)
-        status = FT_LAUNCH((down_kernel<kind, wide>), dim3(down->tiles_down + tiles_inject, up->shares), dim3(THREADS),
-                           shared, stream, *down);
+        status = FT_LAUNCH((down_kernel<kind, wide>), dim3(down->tiles_down + tiles_inject, up->shares),
+                           dim3(THREADS), shared, stream, *down);
     return status;
 }
 
@@ -325,13 +338,15 @@ template <int kind, bool wide> static int mix_up_as(struct up_args *up, void *st
     int status = shared > 48 * 1024 ? FT_SHARED_LIMIT((up_kernel<kind, wide>), shared) : 0;
     if (status)
         return status;
-    return FT_LAUNCH((up_kernel<kind, wide>), dim3((up->hidden + 7) / 8), dim3(32 * up->streams), shared, stream, *up);
+    return FT_LAUNCH((up_kernel<kind, wide>), dim3((up->hidden + 7) / 8), dim3(32 * up->streams), shared,
+                     stream, *up);
 }
 
 /* The formats that mixers come in have kernels of their own; others are read element by element. */
 static int mix_few(const struct ft_cuda *c, struct down_args *down, struct up_args *up, void *stream)
 {
-    bool wide = up->rows > 8, alike = down->inject.out == 0 || ft_dense_kind_of(&down->inject) == FT_DENSE_BF16;
+    bool wide = up->rows > 8,
+         alike = down->inject.out == 0 || ft_dense_kind_of(&down->inject) == FT_DENSE_BF16;
     int status;
     if (ft_dense_kind_of(&down->down) != FT_DENSE_BF16 || !alike)
         status = mix_few_as<FT_DENSE_ANY, true>(c, down, up, stream);
@@ -345,30 +360,34 @@ static int mix_few(const struct ft_cuda *c, struct down_args *down, struct up_ar
     return wide ? mix_up_as<FT_DENSE_BF16, true>(up, stream) : mix_up_as<FT_DENSE_BF16, false>(up, stream);
 }
 
-static int mix_many(const struct ft_cuda *c, const struct down_args *down, const struct up_args *up, void *stream)
+static int mix_many(const struct ft_cuda *c, const struct down_args *down, const struct up_args *up,
+                    void *stream)
 {
     uint32_t rows = up->rows, wide = up->streams * up->hidden;
-    struct ft_gemm_rows in = ft_gemm_activations(c, rows, wide), t = ft_gemm_activations(c, rows, up->lowrank);
+    struct ft_gemm_rows in = ft_gemm_activations(c, rows, wide),
+                        t = ft_gemm_activations(c, rows, up->lowrank);
     float *m = ft_gemm_scratch_rows(c);
-    int status = FT_LAUNCH(norm_kernel, dim3(rows, up->streams), dim3(THREADS), 0, stream, down->norm, in.x, in.columns,
-                           down->stamp);
+    int status = FT_LAUNCH(norm_kernel, dim3(rows, up->streams), dim3(THREADS), 0, stream, down->norm, in.x,
+                           in.columns, down->stamp);
     if (status == 0)
         status = ft_gemm_multiply(c, &in, &down->down, NULL, up->mixed, up->width, stream);
     if (status == 0 && up->has_inject)
         status = ft_gemm_multiply(c, &in, &down->inject, NULL, up->mixed + up->lowrank, up->width, stream);
     if (status == 0)
-        status = FT_LAUNCH(activate_kernel, dim3(rows), dim3(THREADS), 0, stream, up->mixed, up->lowrank, up->streams,
-                           up->has_inject, t.x, t.columns);
+        status = FT_LAUNCH(activate_kernel, dim3(rows), dim3(THREADS), 0, stream, up->mixed, up->lowrank,
+                           up->streams, up->has_inject, t.x, t.columns);
     for (uint32_t i = 0; i < up->streams && status == 0; i++) {
-        status = ft_gemm_multiply_part(c, &t, &up->up, i * up->hidden, up->hidden, NULL, m, up->hidden, stream);
+        status =
+            ft_gemm_multiply_part(c, &t, &up->up, i * up->hidden, up->hidden, NULL, m, up->hidden, stream);
         if (status == 0)
-            status = FT_LAUNCH(mean_kernel, dim3((uint32_t)ft_div_up(up->hidden, THREADS), rows), dim3(THREADS), 0, stream,
-                               m, up->normed, up->x, i, up->streams, up->hidden);
+            status = FT_LAUNCH(mean_kernel, dim3((uint32_t)ft_div_up(up->hidden, THREADS), rows),
+                               dim3(THREADS), 0, stream, m, up->normed, up->x, i, up->streams, up->hidden);
     }
     return status;
 }
 
-static struct mix_norm norm_of(const struct ft_cuda *c, enum ft_phase phase, const float *weight, float *normed)
+static struct mix_norm norm_of(const struct ft_cuda *c, enum ft_phase phase, const float *weight,
+                               float *normed)
 {
     const struct ft_model *m = c->model;
     bool head = phase == FT_PHASE_HEAD;
@@ -391,13 +410,16 @@ int ft_cuda_mix(const struct ft_cuda *c, enum ft_phase phase, uint32_t layer, vo
     const struct ft_layer_weights *w = head ? NULL : &c->weights->layers[layer];
     float *x = c->base + (head ? c->space.head_x : c->space.x);
     uint64_t *stamp =
-        head ? NULL : ft_cuda_stamp_of(c, layer, phase == FT_PHASE_ATTENTION ? FT_CUDA_STAMP_MIX : FT_CUDA_STAMP_MIX_MLP);
+        head ? NULL
+             : ft_cuda_stamp_of(c, layer,
+                                phase == FT_PHASE_ATTENTION ? FT_CUDA_STAMP_MIX : FT_CUDA_STAMP_MIX_MLP);
     if (m->hc_count == 1) {
         const float *weight = head                          ? c->weights->final_norm
                               : phase == FT_PHASE_ATTENTION ? w->attention_norm
                                                             : w->mlp_norm;
         struct mix_norm norm = norm_of(c, phase, weight, x);
-        return FT_LAUNCH(norm_kernel, dim3(norm.rows), dim3(THREADS), 0, stream, norm, (uint16_t *)NULL, 0u, stamp);
+        return FT_LAUNCH(norm_kernel, dim3(norm.rows), dim3(THREADS), 0, stream, norm, (uint16_t *)NULL, 0u,
+                         stamp);
     }
     const struct ft_mix_weights *mix = head                          ? &c->weights->top_mix
                                        : phase == FT_PHASE_ATTENTION ? &w->attention_mix
@@ -428,7 +450,8 @@ int ft_cuda_mix(const struct ft_cuda *c, enum ft_phase phase, uint32_t layer, vo
 /* Also of gemm.cuh's buffers: the widest input, the widest f32 row, a slice of weights. */
 uint64_t ft_cuda_scratch_bytes(const struct ft_model *m, uint32_t rows)
 {
-    uint64_t few = (uint64_t)shares_max(m) * FT_CUDA_DECODE_ROWS * (m->hc_lowrank + m->hc_count) * sizeof(float);
+    uint64_t few =
+        (uint64_t)shares_max(m) * FT_CUDA_DECODE_ROWS * (m->hc_lowrank + m->hc_count) * sizeof(float);
     if (rows <= FT_CUDA_DECODE_ROWS)
         return few;
     uint64_t in = FT_MAX((uint64_t)m->hc_count * m->hidden, (uint64_t)m->head_count * m->head_dim);

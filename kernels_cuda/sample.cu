@@ -2,14 +2,16 @@
 /*
  * Picking tokens: the choices of ft_sample_token (kernels_cpu/sample.c) without its sorted heap.
  *
- * Kernel 1, many blocks a row: best token and number of finite logits of a slice. Kernel 2, one block a row: greedy rows
- * are done at once. Others need the best tokens up to a count (top-k) or a mass (top-p), and then the token at which the
- * running mass passes a random share. All three are the same question: the largest rank T such that the tokens of rank
- * >= T hold at least so much; it is answered bit by bit, with a sum over the block a bit. A rank is the logit's bits in
- * ascending order, then the inverted id, so that equal logits rank by ascending id and every rank is unique.
+ * Kernel 1, many blocks a row: best token and number of finite logits of a slice. Kernel 2, one block a row:
+ * greedy rows are done at once. Others need the best tokens up to a count (top-k) or a mass (top-p), and then
+ * the token at which the running mass passes a random share. All three are the same question: the largest
+ * rank T such that the tokens of rank
+ * >= T hold at least so much; it is answered bit by bit, with a sum over the block a bit. A rank is the
+ * logit's bits in ascending order, then the inverted id, so that equal logits rank by ascending id and every
+ * rank is unique.
  *
- * Masses are integers (weights times 2^43): their sums depend on no order. Tokens of weight >= 2^-20 are gathered in
- * shared memory; nearly always the answer lies among them, and the vocabulary is not read again.
+ * Masses are integers (weights times 2^43): their sums depend on no order. Tokens of weight >= 2^-20 are
+ * gathered in shared memory; nearly always the answer lies among them, and the vocabulary is not read again.
  */
 #include "kernels_cuda/device.h"
 #include "kernels_cuda/kernels_cuda.h"
@@ -83,8 +85,8 @@ static __device__ __forceinline__ uint64_t sample_block(uint64_t value, bool is_
 }
 
 /* Best rank (0: none) and finite logits of ids [begin, end). */
-static __device__ __forceinline__ void sample_best(const float *logits, uint32_t begin, uint32_t end, uint64_t *best,
-                                                   uint32_t *count, uint64_t *scratch)
+static __device__ __forceinline__ void sample_best(const float *logits, uint32_t begin, uint32_t end,
+                                                   uint64_t *best, uint32_t *count, uint64_t *scratch)
 {
     uint64_t rank = 0, finite = 0;
     for (uint32_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
@@ -108,8 +110,8 @@ __global__ void __launch_bounds__(SLICE_THREADS) slice_kernel(const __grid_const
         return;
     uint32_t width = (args.vocab + args.slices - 1) / args.slices, begin = blockIdx.x * width, count;
     uint64_t best;
-    sample_best(args.logits + (uint64_t)blockIdx.y * args.vocab, begin, min(begin + width, args.vocab), &best, &count,
-                scratch);
+    sample_best(args.logits + (uint64_t)blockIdx.y * args.vocab, begin, min(begin + width, args.vocab), &best,
+                &count, scratch);
     if (threadIdx.x == 0) {
         uint32_t *to = args.index + (uint64_t)blockIdx.y * args.vocab + blockIdx.x * SLICE_WORDS;
         to[0] = (uint32_t)(best >> 32);
@@ -119,8 +121,8 @@ __global__ void __launch_bounds__(SLICE_THREADS) slice_kernel(const __grid_const
 }
 
 /* Each distinct token of `recent` once. */
-static __device__ __forceinline__ void sample_penalise(float *logits, uint32_t vocab, const struct ft_cuda_sampling *s,
-                                                       uint32_t *seen)
+static __device__ __forceinline__ void sample_penalise(float *logits, uint32_t vocab,
+                                                       const struct ft_cuda_sampling *s, uint32_t *seen)
 {
     for (uint32_t i = threadIdx.x; i < (vocab + 31) / 32; i += blockDim.x)
         seen[i] = 0;
@@ -160,8 +162,9 @@ static __device__ __forceinline__ uint64_t sample_mass(float weight)
 }
 
 /* What the tokens of rank >= `rank` hold. */
-static __device__ __forceinline__ uint64_t sample_measure(const struct sample_pool *pool, enum sample_measure measure,
-                                                          uint64_t rank, uint64_t *scratch)
+static __device__ __forceinline__ uint64_t sample_measure(const struct sample_pool *pool,
+                                                          enum sample_measure measure, uint64_t rank,
+                                                          uint64_t *scratch)
 {
     uint64_t sum = 0;
     for (uint32_t i = threadIdx.x; i < pool->count; i += blockDim.x) {
@@ -176,9 +179,11 @@ static __device__ __forceinline__ uint64_t sample_measure(const struct sample_po
     return sample_block(sum, true, scratch);
 }
 
-/* The largest rank with measure >= wanted, or > wanted when `more`; `high`: no rank is above it. 0 when there is none. */
-static __device__ __forceinline__ uint64_t sample_search(const struct sample_pool *pool, enum sample_measure measure,
-                                                         double wanted, bool more, uint64_t high, uint64_t *scratch)
+/* The largest rank with measure >= wanted, or > wanted when `more`; `high`: no rank is above it. 0 when there
+ * is none. */
+static __device__ __forceinline__ uint64_t sample_search(const struct sample_pool *pool,
+                                                         enum sample_measure measure, double wanted,
+                                                         bool more, uint64_t high, uint64_t *scratch)
 {
     uint64_t rank = 0;
     for (uint64_t bit = pool->by_id ? 1ull << 31 : 1ull << 63; bit; bit >>= 1) {
@@ -192,9 +197,11 @@ static __device__ __forceinline__ uint64_t sample_search(const struct sample_poo
     return rank;
 }
 
-/* Weights of all tokens, and the ids of the likely ones; gathered [GATHERED_MAX]. Returns how many are likely. */
-static __device__ __forceinline__ uint32_t sample_weigh(const float *logits, float *weights, uint32_t vocab, float best,
-                                                        float temperature, uint32_t *gathered, uint32_t *gathered_count)
+/* Weights of all tokens, and the ids of the likely ones; gathered [GATHERED_MAX]. Returns how many are
+ * likely. */
+static __device__ __forceinline__ uint32_t sample_weigh(const float *logits, float *weights, uint32_t vocab,
+                                                        float best, float temperature, uint32_t *gathered,
+                                                        uint32_t *gathered_count)
 {
     if (threadIdx.x == 0)
         *gathered_count = 0;
@@ -215,8 +222,9 @@ static __device__ __forceinline__ uint32_t sample_weigh(const float *logits, flo
 }
 
 /* The token at which the running mass of the pool passes the random share. */
-static __device__ __forceinline__ uint32_t sample_draw(const struct sample_pool *pool, const struct ft_cuda_sampling *s,
-                                                       uint64_t high, uint64_t *scratch)
+static __device__ __forceinline__ uint32_t sample_draw(const struct sample_pool *pool,
+                                                       const struct ft_cuda_sampling *s, uint64_t high,
+                                                       uint64_t *scratch)
 {
     double share = (double)(sample_mix(sample_mix(s->seed) ^ s->position) >> 11) * 0x1p-53;
     double total = (double)sample_measure(pool, MEASURE_MASS, 0, scratch);
@@ -226,11 +234,13 @@ static __device__ __forceinline__ uint32_t sample_draw(const struct sample_pool 
 
 /* All of temperature > 0. `best`: the highest rank; `finite`: how many logits are numbers. */
 static __device__ __forceinline__ uint32_t sample_random(const float *logits, float *weights, uint32_t vocab,
-                                                         const struct ft_cuda_sampling *s, uint64_t best, uint32_t finite,
-                                                         uint32_t *gathered, uint32_t *gathered_count, uint64_t *scratch)
+                                                         const struct ft_cuda_sampling *s, uint64_t best,
+                                                         uint32_t finite, uint32_t *gathered,
+                                                         uint32_t *gathered_count, uint64_t *scratch)
 {
     uint32_t id = ~(uint32_t)best;
-    uint32_t likely = sample_weigh(logits, weights, vocab, logits[id], s->temperature, gathered, gathered_count);
+    uint32_t likely =
+        sample_weigh(logits, weights, vocab, logits[id], s->temperature, gathered, gathered_count);
     float floor = (float)fmin((double)s->min_p, 1.0);
     double top_p = s->top_p < 1.0f ? fmax((double)s->top_p, 0.0) : 1.0;
     uint32_t top_k = s->top_k ? min(s->top_k, finite) : finite;
@@ -288,7 +298,8 @@ __global__ void __launch_bounds__(THREADS) sample_kernel(const __grid_constant__
     if (finite) {
         token = ~(uint32_t)best;
         if (s.temperature > 0) /* index becomes the weights: all slices were read before the sums above */
-            token = sample_random(logits, (float *)index, args.vocab, &s, best, finite, gathered, gathered_count, scratch);
+            token = sample_random(logits, (float *)index, args.vocab, &s, best, finite, gathered,
+                                  gathered_count, scratch);
     }
     if (threadIdx.x > 0)
         return;
@@ -301,17 +312,12 @@ __global__ void __launch_bounds__(THREADS) sample_kernel(const __grid_constant__
 int ft_cuda_sample(const struct ft_cuda *c, void *stream)
 {
     uint32_t vocab = c->model->vocab, rows = c->step.logit_rows;
-    struct sample_args args = {c->base + c->space.logits,
-                               (uint32_t *)(c->base + c->space.sample_index),
-                               c->step.sampling,
-                               c->step.logit_row,
-                               c->step.sampled,
-                               c->step.failed,
-                               vocab,
-                               /* a slice's result needs room in the row's index, and a slice is worth a block */
-                               FT_MAX(1u, FT_MIN(SLICES_MAX, FT_MIN(vocab / SLICE_WORDS, vocab / 1024))),
-                               c->model->layer_count,
-                               ft_cuda_stamp_of(c, c->model->layer_count, FT_CUDA_STAMP_SAMPLE)};
+    struct sample_args args = {
+        c->base + c->space.logits, (uint32_t *)(c->base + c->space.sample_index), c->step.sampling,
+        c->step.logit_row, c->step.sampled, c->step.failed, vocab,
+        /* a slice's result needs room in the row's index, and a slice is worth a block */
+        FT_MAX(1u, FT_MIN(SLICES_MAX, FT_MIN(vocab / SLICE_WORDS, vocab / 1024))), c->model->layer_count,
+        ft_cuda_stamp_of(c, c->model->layer_count, FT_CUDA_STAMP_SAMPLE)};
     int status = FT_LAUNCH(slice_kernel, dim3(args.slices, rows), dim3(SLICE_THREADS), 0, stream, args);
     return status ? status : FT_LAUNCH(sample_kernel, dim3(rows), dim3(THREADS), 0, stream, args);
 }

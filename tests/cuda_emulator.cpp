@@ -7,6 +7,7 @@
 #include <vector>
 
 thread_local ft_emulated_thread *ft_emulated_self;
+bool ft_emulated_reversed;
 
 namespace {
 
@@ -211,7 +212,9 @@ void ft_emulated_run(dim3 grid, dim3 block, size_t shared_bytes, const std::func
                 for (unsigned i = 0; i < m->count; i++) {
                     prepare(m, i);
                     m->fibers[i].self = {{i % block.x, i / block.x % block.y, i / block.x / block.y},
-                                         {x, y, z},
+                                         ft_emulated_reversed
+                                             ? uint3_emulated{grid.x - 1 - x, grid.y - 1 - y, grid.z - 1 - z}
+                                             : uint3_emulated{x, y, z},
                                          {block.x, block.y, block.z},
                                          {grid.x, grid.y, grid.z},
                                          i};

@@ -69,6 +69,8 @@ const unsigned char *ft_emulated_exchange(unsigned mask, const void *value, unsi
 int ft_emulated_launch(void *stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> body);
 // Runs the grid now, in the calling thread.
 void ft_emulated_run(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body);
+// Blocks of a grid run from the last to the first: a kernel must not rely on their order.
+extern bool ft_emulated_reversed;
 
 template <class... P, class... A>
 int ft_emulated_launch_kernel(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, void *stream, A... args)

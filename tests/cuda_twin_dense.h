@@ -24,7 +24,8 @@ struct twin_dense {
 };
 
 /* Runs elements [0, end) of the op's axis. */
-void twin_dense_run(const struct twin_dense *twin, enum ft_op op, enum ft_phase phase, uint32_t layer, uint32_t end);
+void twin_dense_run(const struct twin_dense *twin, enum ft_op op, enum ft_phase phase, uint32_t layer,
+                    uint32_t end);
 
 struct twin_sampling {
     float temperature, top_p, min_p, repetition_penalty;
@@ -32,8 +33,8 @@ struct twin_sampling {
     uint64_t seed, position;
 };
 /* ft_sample_token. */
-uint32_t twin_dense_sample(float *logits, uint32_t vocab, const struct twin_sampling *sampling, const uint32_t *recent,
-                           uint32_t recent_count, uint32_t *index);
+uint32_t twin_dense_sample(float *logits, uint32_t vocab, const struct twin_sampling *sampling,
+                           const uint32_t *recent, uint32_t recent_count, uint32_t *index);
 uint16_t twin_dense_bf16(float value);
 
 #ifdef __cplusplus

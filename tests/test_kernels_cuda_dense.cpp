@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Embedding, mixers and dense projections on the GPU against the ops of cores in reference arithmetic, over models of
-// even and odd sizes, all weight formats, one and several streams, decode and prefill rows. Decode rows must have the
-// same bits whatever rows are beside them.
+// Embedding, mixers and dense projections on the GPU against the ops of cores in reference arithmetic, over
+// models of even and odd sizes, all weight formats, one and several streams, decode and prefill rows. Decode
+// rows must have the same bits whatever rows are beside them.
 extern "C" {
 #include "tests/cuda_twin_dense.h"
 #include "tests/test.h"
@@ -60,8 +60,8 @@ static void fill_matrix(ft_matrix *w, char *data, char *scale, uint64_t data_byt
     w->global = w->format == FT_FORMAT_NVFP4 ? 0.37f : 1.0f;
 }
 
-static void make_matrix(twins *t, ft_format format, uint32_t out, uint32_t in, uint16_t block, ft_matrix *host,
-                        ft_matrix *device)
+static void make_matrix(twins *t, ft_format format, uint32_t out, uint32_t in, uint16_t block,
+                        ft_matrix *host, ft_matrix *device)
 {
     uint64_t data_bytes = 0, scale_bytes = 0;
     if ((format == FT_FORMAT_NVFP4 && in % 16) || (format == FT_FORMAT_MXFP4 && in % 32))
@@ -190,7 +190,8 @@ static void make_linear(rig *r, const shape &s, ft_layer_weights *host, ft_layer
 static void make_attention(rig *r, const shape &s, ft_layer_weights *host, ft_layer_weights *device)
 {
     ft_attention_weights &h = host->attention, &d = device->attention;
-    uint32_t q = s.heads * s.dim, wide_q = q * (r->model.attention_gate ? 2 : 1), index = 3 * r->model.indexer_dim;
+    uint32_t q = s.heads * s.dim, wide_q = q * (r->model.attention_gate ? 2 : 1),
+             index = 3 * r->model.indexer_dim;
     make_matrix(&r->memory, s.format, wide_q, s.hidden, s.block, &h.q, &d.q);
     make_matrix(&r->memory, s.format, s.dim, s.hidden, s.block, &h.k, &d.k);
     make_matrix(&r->memory, s.format, s.dim, s.hidden, s.block, &h.v, &d.v);
@@ -267,8 +268,17 @@ static void make_step(rig *r, const shape &s)
     r->start.resize(c.space.count);
     for (float &v : r->start)
         v = random_float();
-    r->twin = {&r->model,           &r->host,  c.space,         NULL, r->frequencies.data(), 1.25, 0, 0,
-               r->token.data(), r->position.data(), r->logit_row.data()};
+    r->twin = {&r->model,
+               &r->host,
+               c.space,
+               NULL,
+               r->frequencies.data(),
+               1.25,
+               0,
+               0,
+               r->token.data(),
+               r->position.data(),
+               r->logit_row.data()};
 }
 
 static void rig_open(rig *r, const shape &s)
@@ -287,17 +297,50 @@ struct op_case {
     bool streams_only, one_stream_only;
 };
 
-static int launch_embed(const ft_cuda *c) { return ft_cuda_embed(c, NULL); }
-static int launch_mix(const ft_cuda *c) { return ft_cuda_mix(c, FT_PHASE_ATTENTION, 0, NULL); }
-static int launch_mix_mlp(const ft_cuda *c) { return ft_cuda_mix(c, FT_PHASE_MLP, 1, NULL); }
-static int launch_mix_head(const ft_cuda *c) { return ft_cuda_mix(c, FT_PHASE_HEAD, 0, NULL); }
-static int launch_project_linear(const ft_cuda *c) { return ft_cuda_attention_project(c, 0, NULL); }
-static int launch_project_sparse(const ft_cuda *c) { return ft_cuda_attention_project(c, 1, NULL); }
-static int launch_project_full(const ft_cuda *c) { return ft_cuda_attention_project(c, 2, NULL); }
-static int launch_out_linear(const ft_cuda *c) { return ft_cuda_attention_out(c, 0, NULL); }
-static int launch_out_sparse(const ft_cuda *c) { return ft_cuda_attention_out(c, 1, NULL); }
-static int launch_dense(const ft_cuda *c) { return ft_cuda_dense_mlp(c, 2, NULL); }
-static int launch_head(const ft_cuda *c) { return ft_cuda_head(c, NULL); }
+static int launch_embed(const ft_cuda *c)
+{
+    return ft_cuda_embed(c, NULL);
+}
+static int launch_mix(const ft_cuda *c)
+{
+    return ft_cuda_mix(c, FT_PHASE_ATTENTION, 0, NULL);
+}
+static int launch_mix_mlp(const ft_cuda *c)
+{
+    return ft_cuda_mix(c, FT_PHASE_MLP, 1, NULL);
+}
+static int launch_mix_head(const ft_cuda *c)
+{
+    return ft_cuda_mix(c, FT_PHASE_HEAD, 0, NULL);
+}
+static int launch_project_linear(const ft_cuda *c)
+{
+    return ft_cuda_attention_project(c, 0, NULL);
+}
+static int launch_project_sparse(const ft_cuda *c)
+{
+    return ft_cuda_attention_project(c, 1, NULL);
+}
+static int launch_project_full(const ft_cuda *c)
+{
+    return ft_cuda_attention_project(c, 2, NULL);
+}
+static int launch_out_linear(const ft_cuda *c)
+{
+    return ft_cuda_attention_out(c, 0, NULL);
+}
+static int launch_out_sparse(const ft_cuda *c)
+{
+    return ft_cuda_attention_out(c, 1, NULL);
+}
+static int launch_dense(const ft_cuda *c)
+{
+    return ft_cuda_dense_mlp(c, 2, NULL);
+}
+static int launch_head(const ft_cuda *c)
+{
+    return ft_cuda_head(c, NULL);
+}
 
 static void twin_mix(rig *r, ft_phase phase, uint32_t layer)
 {
@@ -305,20 +348,42 @@ static void twin_mix(rig *r, ft_phase phase, uint32_t layer)
     twin_dense_run(&r->twin, FT_OP_NORM, phase, layer, ROWS_MAX);
     if (m.hc_count == 1)
         return;
-    twin_dense_run(&r->twin, FT_OP_MIX_DOWN, phase, layer, m.hc_lowrank + (phase == FT_PHASE_HEAD ? 0 : m.hc_count));
+    twin_dense_run(&r->twin, FT_OP_MIX_DOWN, phase, layer,
+                   m.hc_lowrank + (phase == FT_PHASE_HEAD ? 0 : m.hc_count));
     twin_dense_run(&r->twin, FT_OP_MIX_UP, phase, layer, m.hidden);
 }
-static void twin_embed(rig *r) { twin_dense_run(&r->twin, FT_OP_EMBED, FT_PHASE_ATTENTION, 0, ROWS_MAX); }
-static void twin_mix_attention(rig *r) { twin_mix(r, FT_PHASE_ATTENTION, 0); }
-static void twin_mix_mlp(rig *r) { twin_mix(r, FT_PHASE_MLP, 1); }
-static void twin_mix_head(rig *r) { twin_mix(r, FT_PHASE_HEAD, 0); }
+static void twin_embed(rig *r)
+{
+    twin_dense_run(&r->twin, FT_OP_EMBED, FT_PHASE_ATTENTION, 0, ROWS_MAX);
+}
+static void twin_mix_attention(rig *r)
+{
+    twin_mix(r, FT_PHASE_ATTENTION, 0);
+}
+static void twin_mix_mlp(rig *r)
+{
+    twin_mix(r, FT_PHASE_MLP, 1);
+}
+static void twin_mix_head(rig *r)
+{
+    twin_mix(r, FT_PHASE_HEAD, 0);
+}
 static void twin_project_linear(rig *r)
 {
     twin_dense_run(&r->twin, FT_OP_LINEAR_PROJECT, FT_PHASE_ATTENTION, 0, UINT32_MAX);
 }
-static void twin_project_sparse(rig *r) { twin_dense_run(&r->twin, FT_OP_ATTN_PROJECT, FT_PHASE_ATTENTION, 1, UINT32_MAX); }
-static void twin_project_full(rig *r) { twin_dense_run(&r->twin, FT_OP_ATTN_PROJECT, FT_PHASE_ATTENTION, 2, UINT32_MAX); }
-static void twin_out_sparse(rig *r) { twin_dense_run(&r->twin, FT_OP_ATTN_OUT, FT_PHASE_ATTENTION, 1, r->model.hidden); }
+static void twin_project_sparse(rig *r)
+{
+    twin_dense_run(&r->twin, FT_OP_ATTN_PROJECT, FT_PHASE_ATTENTION, 1, UINT32_MAX);
+}
+static void twin_project_full(rig *r)
+{
+    twin_dense_run(&r->twin, FT_OP_ATTN_PROJECT, FT_PHASE_ATTENTION, 2, UINT32_MAX);
+}
+static void twin_out_sparse(rig *r)
+{
+    twin_dense_run(&r->twin, FT_OP_ATTN_OUT, FT_PHASE_ATTENTION, 1, r->model.hidden);
+}
 // On cores the delta rule applies norm and gate.
 static void twin_out_linear(rig *r)
 {
@@ -326,7 +391,8 @@ static void twin_out_linear(rig *r)
     const ft_workspace &space = r->twin.space;
     for (uint32_t row = 0; row < r->twin.rows; row++)
         for (uint32_t head = 0; head < m.value_head_count; head++) {
-            float *o = r->twin.buffer + space.attention + (uint64_t)row * space.attention_width + head * m.value_dim;
+            float *o =
+                r->twin.buffer + space.attention + (uint64_t)row * space.attention_width + head * m.value_dim;
             const float *z = r->twin.buffer + space.project + (uint64_t)row * space.project_width +
                              ft_model_conv_channels(&m) + head * m.value_dim;
             double squares = 0;
@@ -334,7 +400,8 @@ static void twin_out_linear(rig *r)
                 squares += (double)o[i] * o[i];
             double scale = 1 / sqrt(squares / m.value_dim + m.rms_eps);
             for (uint32_t i = 0; i < m.value_dim; i++) {
-                double gate = 1 / (1 + exp(-(double)z[i])) * (m.output_gate == FT_ACTIVATION_SILU ? (double)z[i] : 1.0);
+                double gate =
+                    1 / (1 + exp(-(double)z[i])) * (m.output_gate == FT_ACTIVATION_SILU ? (double)z[i] : 1.0);
                 o[i] = (float)(o[i] * scale * r->host.layers[0].linear.norm[i] * gate);
             }
         }
@@ -345,7 +412,10 @@ static void twin_dense_mlp(rig *r)
     twin_dense_run(&r->twin, FT_OP_DENSE_UP, FT_PHASE_MLP, 2, r->model.dense_width);
     twin_dense_run(&r->twin, FT_OP_DENSE_DOWN, FT_PHASE_MLP, 2, r->model.hidden);
 }
-static void twin_head(rig *r) { twin_dense_run(&r->twin, FT_OP_HEAD, FT_PHASE_HEAD, 0, VOCAB); }
+static void twin_head(rig *r)
+{
+    twin_dense_run(&r->twin, FT_OP_HEAD, FT_PHASE_HEAD, 0, VOCAB);
+}
 
 static const op_case OPS[] = {
     {"embed", launch_embed, twin_embed, &ft_workspace::residual, false, false},
@@ -382,7 +452,8 @@ static uint64_t row_width(const rig *r, uint64_t ft_workspace::*buffer)
     return m.hidden;
 }
 
-static std::vector<float> run_device(rig *r, const op_case &op, uint32_t rows, const std::vector<float> &start)
+static std::vector<float> run_device(rig *r, const op_case &op, uint32_t rows,
+                                     const std::vector<float> &start)
 {
     ft_cuda &c = r->cuda;
     uint32_t count[1] = {rows};
@@ -399,7 +470,8 @@ static std::vector<float> run_device(rig *r, const op_case &op, uint32_t rows, c
     return cuda_memory_read(c.base + c.space.*op.output, rows * width);
 }
 
-static std::vector<float> run_reference(rig *r, const op_case &op, uint32_t rows, const std::vector<float> &start)
+static std::vector<float> run_reference(rig *r, const op_case &op, uint32_t rows,
+                                        const std::vector<float> &start)
 {
     std::vector<float> buffer = start;
     r->twin.buffer = buffer.data();
@@ -411,7 +483,8 @@ static std::vector<float> run_reference(rig *r, const op_case &op, uint32_t rows
 }
 
 // Errors are measured against the largest value of the output: sums of random signs have elements near zero.
-static void compare(const std::string &what, const std::vector<float> &got, const std::vector<float> &want, double tolerance)
+static void compare(const std::string &what, const std::vector<float> &got, const std::vector<float> &want,
+                    double tolerance)
 {
     double largest = 0, worst = 0;
     for (float v : want)
@@ -428,8 +501,8 @@ static void compare(const std::string &what, const std::vector<float> &got, cons
     if (worst <= tolerance * largest && !unlike && largest > 0)
         return;
     test_failures_++;
-    fprintf(stderr, "%s: error %.3g of %.3g, %llu elements are NaN in one alone\n", what.c_str(), worst, largest,
-            (unsigned long long)unlike);
+    fprintf(stderr, "%s: error %.3g of %.3g, %llu elements are NaN in one alone\n", what.c_str(), worst,
+            largest, (unsigned long long)unlike);
 }
 
 static std::string label(const shape &s, const op_case &op, uint32_t rows)
@@ -449,8 +522,11 @@ TEST(ops_agree_with_the_reference)
                 if (rows > 17 && s.multiprocessors != 2)
                     continue; // the emulator is slow
                 bool exact = op.launch == launch_embed;
-                compare(label(s, op, rows), run_device(&r, op, rows, r.start), run_reference(&r, op, rows, r.start),
-                        exact ? 1e-6 : rows <= FT_CUDA_DECODE_ROWS ? 3e-6 : 1e-2);
+                compare(label(s, op, rows), run_device(&r, op, rows, r.start),
+                        run_reference(&r, op, rows, r.start),
+                        exact                         ? 1e-6
+                        : rows <= FT_CUDA_DECODE_ROWS ? 3e-6
+                                                      : 1e-2);
             }
         }
     }
@@ -490,14 +566,17 @@ TEST(a_row_that_is_not_a_number_spoils_itself_alone)
                     continue;
                 const ft_workspace &space = r.cuda.space;
                 std::vector<float> start = r.start;
-                bool mix = op.launch == launch_mix || op.launch == launch_mix_mlp || op.launch == launch_mix_head;
+                bool mix =
+                    op.launch == launch_mix || op.launch == launch_mix_mlp || op.launch == launch_mix_head;
                 uint64_t wide = (uint64_t)s.streams * s.hidden;
                 if (mix)
-                    start[space.residual + (op.launch == launch_mix_head ? r.logit_row[1] : 1) * wide + 5] = NAN;
+                    start[space.residual + (op.launch == launch_mix_head ? r.logit_row[1] : 1) * wide + 5] =
+                        NAN;
                 else
                     start[space.x + s.hidden + 5] = start[space.head_x + s.hidden + 5] =
                         start[space.attention + space.attention_width + 5] = NAN;
-                std::vector<float> got = run_device(&r, op, rows, start), clean = run_device(&r, op, rows, r.start);
+                std::vector<float> got = run_device(&r, op, rows, start),
+                                   clean = run_device(&r, op, rows, r.start);
                 std::vector<float> want = run_reference(&r, op, rows, start);
                 compare(label(s, op, rows) + ", NaN", got, want, rows <= FT_CUDA_DECODE_ROWS ? 3e-6 : 1e-2);
                 uint64_t width = row_width(&r, op.output);
@@ -515,7 +594,8 @@ TEST(weights_that_are_not_numbers_show)
     shape s = SHAPES[0];
     rig r;
     rig_open(&r, s);
-    for (ft_format format : {FT_FORMAT_F32, FT_FORMAT_BF16, FT_FORMAT_FP8_BLOCK, FT_FORMAT_NVFP4, FT_FORMAT_MXFP4}) {
+    for (ft_format format :
+         {FT_FORMAT_F32, FT_FORMAT_BF16, FT_FORMAT_FP8_BLOCK, FT_FORMAT_NVFP4, FT_FORMAT_MXFP4}) {
         ft_matrix host, device;
         make_matrix(&r.memory, format, 24, 256, 128, &host, &device);
         char *data = (char *)host.data, *scale = (char *)host.scale;
@@ -535,13 +615,17 @@ TEST(weights_that_are_not_numbers_show)
         std::vector<float> x(2 * 256, 0.5f);
         ft_cuda_segment segment = {&device, NULL};
         float *y = cuda_memory_alloc<float>(48);
-        CHECK_EQ(ft_cuda_project(&r.cuda, &segment, 1, cuda_memory_copy(x.data(), x.size()), 256, 2, y, 24, NULL, NULL), 0);
+        CHECK_EQ(ft_cuda_project(&r.cuda, &segment, 1, cuda_memory_copy(x.data(), x.size()), 256, 2, y, 24,
+                                 NULL, NULL),
+                 0);
         cuda_memory_sync("project");
         std::vector<float> got = cuda_memory_read(y, 48);
         for (uint32_t i = 0; i < 48; i++)
             CHECK(isnan(got[i]) == (i % 24 == 9));
         x[3] = INFINITY;
-        CHECK_EQ(ft_cuda_project(&r.cuda, &segment, 1, cuda_memory_copy(x.data(), x.size()), 256, 2, y, 24, NULL, NULL), 0);
+        CHECK_EQ(ft_cuda_project(&r.cuda, &segment, 1, cuda_memory_copy(x.data(), x.size()), 256, 2, y, 24,
+                                 NULL, NULL),
+                 0);
         cuda_memory_sync("project");
         got = cuda_memory_read(y, 48);
         for (uint32_t i = 0; i < 24; i++)
@@ -569,8 +653,9 @@ TEST(the_convolutions_tail_moves_on_with_the_out_projection)
         for (uint32_t j = 0; j < depth; j++)
             for (uint32_t c = 0; c < channels; c++) {
                 uint32_t from = rows + j;
-                float want = from < depth ? state[at + from * channels + c]
-                                          : project[(uint64_t)(from - depth) * r.cuda.space.project_width + c];
+                float want = from < depth
+                                 ? state[at + from * channels + c]
+                                 : project[(uint64_t)(from - depth) * r.cuda.space.project_width + c];
                 same = same && got[at + j * channels + c] == want;
             }
         CHECK(same);

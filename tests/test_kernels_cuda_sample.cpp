@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sampling on the GPU picks what ft_sample_token picks, over a grid of parameters; ties go to the lower id; a row
-// without a finite logit fails.
+// Sampling on the GPU picks what ft_sample_token picks, over a grid of parameters; ties go to the lower id; a
+// row without a finite logit fails.
 extern "C" {
 #include "tests/cuda_twin_dense.h"
 #include "tests/test.h"
@@ -30,8 +30,8 @@ struct table {
     std::vector<std::vector<uint32_t>> recent;
 };
 
-static void add_row(table *t, const std::vector<float> &logits, float temperature, uint32_t top_k, float top_p, float min_p,
-                    float penalty, const std::vector<uint32_t> &recent)
+static void add_row(table *t, const std::vector<float> &logits, float temperature, uint32_t top_k,
+                    float top_p, float min_p, float penalty, const std::vector<uint32_t> &recent)
 {
     ft_cuda_sampling s = {};
     s.temperature = temperature;
@@ -100,8 +100,11 @@ static void check_table(table *t, uint32_t vocab)
         test_checks_++;
         if (got[i] != want || failed[i] != (want == FT_NONE ? 8u : 0u)) {
             test_failures_++;
-            fprintf(stderr, "vocab %u temperature %g top_k %u top_p %g min_p %g penalty %g: got %u, wanted %u; failed %u\n",
-                    vocab, s.temperature, s.top_k, s.top_p, s.min_p, s.repetition_penalty, got[i], want, failed[i]);
+            fprintf(stderr,
+                    "vocab %u temperature %g top_k %u top_p %g min_p %g penalty %g: got %u, wanted %u; "
+                    "failed %u\n",
+                    vocab, s.temperature, s.top_k, s.top_p, s.min_p, s.repetition_penalty, got[i], want,
+                    failed[i]);
         }
     }
 }

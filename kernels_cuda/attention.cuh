@@ -92,11 +92,13 @@ struct ft_attend_args {
 bool ft_attention_tiled_takes(uint32_t dim);
 int ft_attention_tiled(const struct ft_attend_args *args, uint32_t short_rows, void *stream);
 
+#if defined(__CUDACC__) || defined(FT_CUDA_EMULATED)
 static __device__ __forceinline__ float ft_attention_gate(const struct ft_attend_args &args, uint32_t row,
                                                           uint32_t head, uint32_t i)
 {
     return ft_sigmoid_device(
         args.project[row * args.stride + (uint64_t)head * args.query_stride + args.dim + i]);
 }
+#endif
 
 #endif

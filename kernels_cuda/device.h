@@ -18,6 +18,9 @@
 
 #ifndef FT_CUDA_EMULATED
 #include <cuda_runtime.h>
+#endif
+#if defined(__CUDACC__) || defined(FT_CUDA_EMULATED) /* host code of tests may include kernel headers for sizes */
+#ifndef FT_CUDA_EMULATED
 
 /* Launches and returns the launch's error (0 = cudaSuccess); `shared` bytes of dynamic shared memory. More than 48 KB
  * of it are asked for once per kernel with FT_SHARED_LIMIT. */
@@ -245,5 +248,7 @@ static __device__ __forceinline__ float ft_block_sum(float value, float *scratch
     __syncthreads();
     return scratch[32];
 }
+
+#endif /* device code */
 
 #endif

@@ -6,12 +6,14 @@
 
 #include "jobs/lane_cuda_internal.h"
 
+#define BOUNCE_BYTES (32u << 20)
 #define ALIGN 256u /* of every tensor on the device: what vector loads and copies like best */
 
 /* Walks the weights twice: first to count, then to copy. */
 struct upload {
     struct ft_lane_cuda *lane;
-    char *base; /* NULL while counting */
+    char *bounce; /* pinned [BOUNCE_BYTES] */
+    char *base;   /* NULL while counting */
     uint64_t used;
     int error;
 };
@@ -21,8 +23,12 @@ static void *put(struct upload *u, const void *from, uint64_t bytes)
     if (!from || !bytes)
         return NULL;
     char *to = u->base ? u->base + u->used : NULL;
-    if (to && !u->error)
-        u->error = (int)cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice);
+    /* Through a buffer: a source of which a part is registered (pages that it shares with a bank) is refused. */
+    for (uint64_t at = 0; to && at < bytes && !u->error; at += BOUNCE_BYTES) {
+        uint64_t some = FT_MIN(bytes - at, (uint64_t)BOUNCE_BYTES);
+        memcpy(u->bounce, (const char *)from + at, some);
+        u->error = (int)cudaMemcpy(to + at, u->bounce, some, cudaMemcpyHostToDevice);
+    }
     u->used += ft_round_up(bytes, ALIGN);
     return to;
 }
@@ -161,8 +167,13 @@ int ft_cuda_upload_weights(struct ft_lane_cuda *lane, struct ft_error *err)
     int status = ft_cuda_alloc(lane, FT_TIER_DEVICE, u.used, "dense weights", (void **)&u.base, err);
     if (status != FT_OK)
         return status;
+    status = FT_CUDA_TRY(lane, cudaHostAlloc((void **)&u.bounce, BOUNCE_BYTES, cudaHostAllocPortable), err,
+                         "a pinned buffer to copy weights through");
+    if (status != FT_OK)
+        return status;
     u.used = 0;
     put_all(&u, &lane->weights, lane->layers);
+    (void)cudaFreeHost(u.bounce);
     return ft_cuda_check(lane, u.error, err, "copying the dense weights to the GPU");
 }
 

@@ -38,6 +38,29 @@ static __device__ __forceinline__ void gemm_fetch(const struct gemm_args *args, 
     }
 }
 
+/* One step of a warp's 64 by 32 without a matrix unit: the sums lie in the same lanes. */
+static __device__ __forceinline__ void gemm_step_scalar(float sum[4][4][4], const uint4 *x, const uint4 *w,
+                                                        uint32_t g, uint32_t t)
+{
+#pragma unroll 1
+    for (uint32_t pair = 0; pair < FT_GEMM_DEPTH / 2; pair++) {
+        uint32_t a[8], b[8];
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++) {
+            a[i] = ((const uint32_t *)x)[(i / 2 * 16 + g + i % 2 * 8) * (FT_GEMM_DEPTH / 2) + pair];
+            b[i] = ((const uint32_t *)w)[(i / 2 * 8 + 2 * t + i % 2) * (FT_GEMM_DEPTH / 2) + pair];
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++)
+#pragma unroll
+            for (uint32_t j = 0; j < 8; j++) {
+                float *to = &sum[i / 2][j / 2][i % 2 * 2 + j % 2];
+                *to += ft_bf16_low(a[i]) * ft_bf16_low(b[j]);
+                *to += ft_bf16_high(a[i]) * ft_bf16_high(b[j]);
+            }
+    }
+}
+
 __global__ void __launch_bounds__(THREADS) gemm_kernel(const __grid_constant__ struct gemm_args args)
 {
     FT_SHARED_DYNAMIC(uint4, shared);
@@ -64,20 +87,25 @@ __global__ void __launch_bounds__(THREADS) gemm_kernel(const __grid_constant__ s
             gemm_fetch(&args, shared, step + STAGES - 1);
         ft_copy_async_commit();
         const uint4 *x = shared + (step % STAGES) * STEP_WORDS, *w = x + TILE * (FT_GEMM_DEPTH / 8);
-        uint4 b[4];
+        if constexpr (FT_DENSE_SCALAR) {
+            gemm_step_scalar(sum, x + warp_row * (FT_GEMM_DEPTH / 8), w + warp_out * (FT_GEMM_DEPTH / 8), g,
+                             t);
+        } else {
+            uint4 b[4];
 #pragma unroll
-        for (uint32_t n = 0; n < 4; n++)
-            b[n] = w[(warp_out + n * 8 + g) * (FT_GEMM_DEPTH / 8) + t];
+            for (uint32_t n = 0; n < 4; n++)
+                b[n] = w[(warp_out + n * 8 + g) * (FT_GEMM_DEPTH / 8) + t];
 #pragma unroll
-        for (uint32_t m = 0; m < 4; m++) {
-            uint4 top = x[(warp_row + m * 16 + g) * (FT_GEMM_DEPTH / 8) + t];
-            uint4 low = x[(warp_row + m * 16 + g + 8) * (FT_GEMM_DEPTH / 8) + t];
-            uint32_t front[4] = {top.x, low.x, top.y, low.y}, back[4] = {top.z, low.z, top.w, low.w};
+            for (uint32_t m = 0; m < 4; m++) {
+                uint4 top = x[(warp_row + m * 16 + g) * (FT_GEMM_DEPTH / 8) + t];
+                uint4 low = x[(warp_row + m * 16 + g + 8) * (FT_GEMM_DEPTH / 8) + t];
+                uint32_t front[4] = {top.x, low.x, top.y, low.y}, back[4] = {top.z, low.z, top.w, low.w};
 #pragma unroll
-            for (uint32_t n = 0; n < 4; n++) {
-                uint32_t first[2] = {b[n].x, b[n].y}, second[2] = {b[n].z, b[n].w};
-                ft_mma_bf16(sum[m][n], front, first);
-                ft_mma_bf16(sum[m][n], back, second);
+                for (uint32_t n = 0; n < 4; n++) {
+                    uint32_t first[2] = {b[n].x, b[n].y}, second[2] = {b[n].z, b[n].w};
+                    ft_mma_bf16(sum[m][n], front, first);
+                    ft_mma_bf16(sum[m][n], back, second);
+                }
             }
         }
     }

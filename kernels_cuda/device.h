@@ -26,6 +26,14 @@
  * of it are asked for once per kernel with FT_SHARED_LIMIT. */
 #define FT_LAUNCH(kernel, grid, block, shared, stream, ...)                                                            \
     (kernel<<<(grid), (block), (shared), (cudaStream_t)(stream)>>>(__VA_ARGS__), (int)cudaPeekAtLastError())
+/*
+ * The same, but the kernel may begin while the one in front of it on the stream still runs (programmatic dependent launch,
+ * compute capability 9.0 and newer; elsewhere a plain launch). Such a kernel calls ft_wait_previous in every thread before
+ * it reads or writes anything that other kernels of the step write; weights may be asked for earlier: that is the point.
+ * The kernel in front says ft_begin_next when the next one may take what its own blocks leave free.
+ */
+#define FT_LAUNCH_NEXT(kernel, grid, block, shared, stream, ...)                                                       \
+    ft_launch_next((kernel), (grid), (block), (shared), (void *)(stream), __VA_ARGS__)
 #define FT_SHARED_LIMIT(kernel, bytes)                                                                                 \
     ((int)cudaFuncSetAttribute((kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes)))
 /* Bytes of dynamic shared memory that one block of the current GPU may ask for. */
@@ -41,6 +49,49 @@ static inline uint32_t ft_shared_max(void)
 #define FT_SHARED_DYNAMIC(type, name)                                                                                  \
     extern __shared__ __align__(16) unsigned char ft_shared_dynamic[];                                                 \
     type *name = (type *)ft_shared_dynamic
+
+static inline bool ft_can_launch_next(void)
+{
+    static int major = -1; /* of the GPU first asked; every thread finds the same */
+    int device = 0, found = 0;
+    if (major < 0 && cudaGetDevice(&device) == cudaSuccess &&
+        cudaDeviceGetAttribute(&found, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess)
+        major = found;
+    return major >= 9;
+}
+template <class... P, class... A>
+static inline int ft_launch_next(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, void *stream, A... args)
+{
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared;
+    config.stream = (cudaStream_t)stream;
+    config.attrs = &attribute;
+    config.numAttrs = ft_can_launch_next() ? 1 : 0;
+    return (int)cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
+}
+/* Returns when the kernel in front has ended and what it wrote can be read. */
+static __device__ __forceinline__ void ft_wait_previous(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+static __device__ __forceinline__ void ft_begin_next(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+/* Asks for the 128-byte line at `address` of device memory to come into L2. */
+static __device__ __forceinline__ void ft_prefetch_l2(const void *address)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
 
 /* Flags between host and device: one 4-byte word a line, written behind everything it announces. */
 static __device__ __forceinline__ uint32_t ft_load_acquire_system(const uint32_t *flag)

@@ -79,6 +79,7 @@ int ft_emulated_launch_kernel(void (*kernel)(P...), dim3 grid, dim3 block, size_
 }
 #define FT_LAUNCH(kernel, grid, block, shared, stream, ...)                                                            \
     ft_emulated_launch_kernel((kernel), (grid), (block), (shared), (void *)(stream), __VA_ARGS__)
+#define FT_LAUNCH_NEXT FT_LAUNCH
 #define FT_SHARED_LIMIT(kernel, bytes) ((void)(kernel), 0)
 static inline uint32_t ft_shared_max() { return 99 * 1024; }
 #define FT_SHARED(type, name, count) static thread_local type name[count]
@@ -231,6 +232,9 @@ static inline uint64_t ft_global_timer(void)
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
+static inline void ft_wait_previous(void) {}
+static inline void ft_begin_next(void) {}
+static inline void ft_prefetch_l2(const void *) {}
 static inline void ft_copy_async16(void *shared, const void *global) { memcpy(shared, global, 16); }
 static inline void ft_copy_async_commit(void) {}
 template <int pending> static inline void ft_copy_async_wait(void) {}

@@ -91,9 +91,10 @@ static enum ft_lane lane_of(const struct ft_step *step, uint32_t job)
 
 /* A job whose counter has reached 0: CPU jobs go to todo, serial lanes are woken, inline jobs complete at
  * once. */
-static uint32_t release(struct ft_step *step, uint32_t thread, uint32_t job, uint32_t *todo, uint32_t count)
+static uint32_t release(struct ft_step *step, uint32_t thread, uint32_t job, enum ft_lane lane,
+                        uint32_t *todo, uint32_t count)
 {
-    switch (lane_of(step, job)) {
+    switch (lane) {
     case FT_LANE_CPU:
         FT_ASSERT_LT(count, step->todo_max);
         todo[count] = job;
@@ -111,9 +112,32 @@ static uint32_t release(struct ft_step *step, uint32_t thread, uint32_t job, uin
     }
 }
 
+#ifdef FT_CHECKS
+/* What a scheduler may do at any time, done on purpose where the link has delays: its thread is off its core,
+ * right after a decrement, for longer than a layer takes. */
+static void lose_core(const struct ft_step *step, uint32_t thread, uint32_t job)
+{
+    const struct timespec pause = {.tv_nsec = 10000000};
+    if (step->link_delay_ns_max && thread == ft_step_thread(step, FT_STEP_LINK) && job % 4 == 0)
+        nanosleep(&pause, NULL);
+}
+#endif
+
 static uint32_t decrement(struct ft_step *step, uint32_t thread, uint32_t job, uint32_t *todo, uint32_t count)
 {
-    return ft_frontier_decrement(&step->counter[job]) ? release(step, thread, job, todo, count) : count;
+    /* Looked up before: at 0 a serial lane may run the job at once, and the next layer, or the next step, may
+     * have another job at its place before this thread goes on. */
+    enum ft_lane lane = lane_of(step, job);
+#ifdef FT_CHECKS
+    FT_ASSERT_LT(
+        0, atomic_load_explicit(&step->counter[job], memory_order_relaxed)); /* nobody completes twice */
+#endif
+    bool last = ft_frontier_decrement(&step->counter[job]);
+#ifdef FT_CHECKS
+    if (last)
+        lose_core(step, thread, job);
+#endif
+    return last ? release(step, thread, job, lane, todo, count) : count;
 }
 
 uint32_t ft_step_complete(struct ft_step *step, uint32_t thread, uint32_t job, uint32_t *todo, uint32_t count)

@@ -490,6 +490,30 @@ TEST(three_slots_and_random_link_delays_change_no_text)
     prompts_free(&p);
 }
 
+/* Test builds take the link's thread off its core right after it made a device group ready (jobs/step.c): the
+ * group, its layer and the next router may be over when it goes on, and the group's place may hold a CPU job
+ * by then. */
+TEST(a_link_thread_that_loses_its_core_completes_nothing_twice)
+{
+    struct prompts p;
+    struct ft_error err;
+    struct ft_engine engine;
+    REQUIRE(prompts_read(&p));
+    struct fixture_config config = hybrid;
+    config.slots = 60;
+    config.share = 0.1;
+    config.link_delay_us = 1;
+    config.workers = 2;
+    CHECK_OK(fixture_open(&engine, TINY_DIR, &config, &err), &err);
+    REQUIRE(engine.session != NULL);
+    check_all_texts(engine.session, &p, 4);
+    struct ft_session_stats stats;
+    ft_session_stats(engine.session, &stats);
+    CHECK(stats.fetches > 100 && stats.cpu_experts > 100);
+    CHECK_OK(ft_engine_close(&engine, &err), &err);
+    prompts_free(&p);
+}
+
 /* ---- captures and limits ---- */
 
 TEST(captured_logits_do_not_depend_on_the_chunk_and_name_the_sampled_token)
@@ -764,9 +788,10 @@ TEST_MAIN(
                 RUN(the_watchdog_does_not_count_time_in_which_the_process_was_stopped)
                     RUN(where_io_uring_or_direct_reads_are_refused_a_note_says_so_and_the_texts_are_the_same)
                         RUN(three_slots_and_random_link_delays_change_no_text)
-                            RUN(captured_logits_do_not_depend_on_the_chunk_and_name_the_sampled_token)
-                                RUN(requests_beyond_the_limits_leave_nothing_behind)
-                                    RUN(an_interrupt_stops_between_steps_and_the_text_goes_on_after_it)
-                                        RUN(a_sequence_cancelled_in_the_middle_ends_alone)
-                                            RUN(two_hundred_short_sequences_go_through_four_handles)
-                                                RUN(prompts_at_page_boundaries_give_one_text_for_every_chunk))
+                            RUN(a_link_thread_that_loses_its_core_completes_nothing_twice)
+                                RUN(captured_logits_do_not_depend_on_the_chunk_and_name_the_sampled_token)
+                                    RUN(requests_beyond_the_limits_leave_nothing_behind)
+                                        RUN(an_interrupt_stops_between_steps_and_the_text_goes_on_after_it)
+                                            RUN(a_sequence_cancelled_in_the_middle_ends_alone)
+                                                RUN(two_hundred_short_sequences_go_through_four_handles) RUN(
+                                                    prompts_at_page_boundaries_give_one_text_for_every_chunk))

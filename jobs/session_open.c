@@ -46,6 +46,13 @@ static int build_graph(struct ft_session *session, const struct ft_shape *shape,
     return status;
 }
 
+/* Member by member: the padding behind prefill may hold anything. */
+static bool shapes_equal(const struct ft_shape *a, const struct ft_shape *b)
+{
+    return a->rows == b->rows && a->sequences == b->sequences && a->logit_rows == b->logit_rows &&
+           a->prefill == b->prefill;
+}
+
 int ft_session_graph(struct ft_session *session, const struct ft_batch *batch, const struct ft_graph **graph,
                      struct ft_error *err)
 {
@@ -57,7 +64,7 @@ int ft_session_graph(struct ft_session *session, const struct ft_batch *batch, c
     struct ft_graph_entry *oldest = &session->graphs[0];
     for (uint32_t i = 0; i < FT_GRAPH_CACHE; i++) {
         struct ft_graph_entry *entry = &session->graphs[i];
-        if (entry->last_used && memcmp(&entry->graph.shape, &shape, sizeof shape) == 0) {
+        if (entry->last_used && shapes_equal(&entry->graph.shape, &shape)) {
             entry->last_used = ++session->graph_clock;
             *graph = &entry->graph;
             return FT_OK;

@@ -50,7 +50,7 @@ static void *device_main(void *context)
 {
     struct ft_step *step = context;
     uint32_t thread = ft_step_thread(step, FT_STEP_DEVICE), seen = 0;
-    while (ft_step_wait_epoch(step, thread, &step->device, &seen)) {
+    while (ft_step_wait_epoch(step, thread, &step->device, FT_STEP_SPIN_NS, 0, &seen)) {
         const struct ft_graph *graph = step->graph;
         uint32_t count = graph->device_count;
         for (uint32_t i = 0; i < count; i++) {

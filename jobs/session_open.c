@@ -99,6 +99,7 @@ static int push_active(struct ft_active *a, struct ft_arena *arena, const struct
     PUSH(experts, &a->victim);
     PUSH(experts, &a->predicted_ns);
     PUSH(experts, &a->blob);
+    PUSH(experts, &a->awaited);
     PUSH(experts, &a->group);
     return status;
 }

@@ -427,6 +427,7 @@ int ft_step_run(struct ft_step *step, const struct ft_graph *graph, struct ft_ba
             ft_slots_forget_step(&step->slots, step->step_number);
         else
             ft_slots_release(&step->slots, step->x.active.slot, step->x.active.count);
+        ft_prefetch_settle(step, ft_step_thread(step, FT_STEP_SESSION));
     }
     step->cpu_experts_last = step->cpu_experts > 0;
     if (failed != FT_OK)

@@ -34,6 +34,7 @@
 #include "jobs/frontier.h"
 #include "jobs/lane_cpu.h"
 #include "jobs/park.h"
+#include "jobs/prefetch.h"
 #include "jobs/slots.h"
 
 #define FT_STEP_SPIN_NS 20000u /* of service threads before they park */
@@ -51,7 +52,8 @@ struct ft_dynamic {
     uint32_t active;                 /* active index; FT_NONE for groups */
     uint32_t succ_begin, succ_count; /* indices of dynamic jobs that wait for it */
     uint32_t slot;                   /* fetch: what it fills; FT_NONE = staging */
-    char *destination;               /* fetch */
+    bool awaits;       /* fetch: of a slot that a prefetch fills; copies only what is not there yet */
+    char *destination; /* fetch */
     uint64_t bytes;
 };
 
@@ -75,6 +77,7 @@ struct ft_step {
     uint32_t workers, thread_count;
     struct ft_execute x;
     struct ft_slots slots;
+    struct ft_prefetches prefetches;
     char *staging[2]; /* [staging_experts] blobs each */
     uint64_t staging_stride;
     const struct ft_policy *policy;

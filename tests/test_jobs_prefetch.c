@@ -240,5 +240,111 @@ TEST(a_policy_that_does_not_prefetch_has_none)
     prompts_free(&p);
 }
 
-TEST_MAIN(RUN(texts_are_right_whatever_the_delays_and_every_prefetch_is_accounted_for)
-              RUN(prefetches_that_cannot_be_done_are_dropped) RUN(a_policy_that_does_not_prefetch_has_none))
+/* ---- the states alone, with a link that moves when it is told to ---- */
+
+static uint32_t copied; /* layer * 100 + expert of the last copy; 0 = none */
+
+static void note_copy(struct ft_step *step, uint32_t layer, uint32_t expert, char *destination)
+{
+    (void)step;
+    (void)destination;
+    copied = layer * 100 + expert;
+}
+
+TEST(a_slot_that_fills_is_kept_through_a_failed_step_and_a_fetch_may_overtake)
+{
+    static struct ft_model model = {.layer_count = 3, .expert_count = 4};
+    static struct ft_layer_weights layers[3];
+    struct ft_weights weights = {.layers = layers};
+    struct ft_batch batch = {0};
+    struct ft_trace_record records[16];
+    struct ft_trace_ring rings[FT_STEP_THREADS] = {{.records = records, .capacity = 16}};
+    struct ft_step *step = aligned_alloc(64, ft_round_up(sizeof *step, 64));
+    struct ft_layer_out out = {0};
+    struct ft_arena arena;
+    struct ft_error err;
+    REQUIRE(step != NULL);
+    memset(step, 0, sizeof *step);
+    step->model = &model;
+    step->weights = &weights;
+    step->x.batch = &batch;
+    step->traces = rings;
+    step->step_number = 5;
+    ft_clock_init(&step->clock);
+    ft_park_init(&step->link.park);
+    ft_arena_count(&arena, "slots");
+    CHECK_OK(ft_slots_init(&step->slots, &arena, 3, 64, 3, 4, &err), &err);
+    CHECK_OK(ft_arena_init(&arena, "slots", arena.used, &err), &err);
+    CHECK_OK(ft_slots_init(&step->slots, &arena, 3, 64, 3, 4, &err), &err);
+    struct ft_slots *slots = &step->slots;
+    ft_prefetch_offer(step, &out);
+    CHECK_EQ(out.prefetch_max, FT_PREFETCH_MAX);
+    for (uint32_t i = 0; i < 2; i++) {
+        out.prefetch_layer[i] = 1 + i;
+        out.prefetch_expert[i] = 3;
+        out.prefetch_victim[i] = i;
+    }
+    out.prefetch_count = 2;
+    ft_prefetch_publish(step, &out);
+    ft_slots_forget_step(slots, 5); /* the step fails: leases end, but the copies are still to come */
+    ft_prefetch_settle(step, 0);
+    CHECK_EQ(slots->busy[0] + slots->busy[1], 2);
+    CHECK_EQ(ft_slots_find(slots, 1, 3), 0);
+    CHECK_EQ(ft_slots_find(slots, 2, 3), 1);
+    CHECK(ft_prefetch_use(step, 1)); /* used while it fills: a fetch overtakes and makes the copy */
+    atomic_store(&slots->filling[1], 0);
+    CHECK(ft_prefetch_run(step, note_copy));
+    CHECK_EQ(copied, 103);
+    copied = 0;
+    ft_prefetch_settle(step, 0);
+    CHECK_EQ(slots->busy[0] + slots->busy[1], 0);
+    CHECK_EQ(rings[0].count, 1); /* the copy */
+    /* The slot is taken again while the overtaken entry still stands in the ring: it must not copy any more.
+     */
+    out.prefetch_layer[0] = 0;
+    out.prefetch_expert[0] = 1;
+    out.prefetch_victim[0] = 1;
+    out.prefetch_count = 1;
+    ft_prefetch_publish(step, &out);
+    CHECK(ft_prefetch_run(step, note_copy));
+    CHECK_EQ(copied, 0);
+    CHECK(atomic_load(&slots->filling[1]) != 0);
+    CHECK(ft_prefetch_run(step, note_copy));
+    CHECK_EQ(copied, 1);
+    CHECK(!ft_prefetch_run(step, note_copy));
+    ft_prefetch_settle(step, 0);
+    ft_prefetch_offer(step, &out);
+    CHECK_EQ(out.prefetch_max, FT_PREFETCH_MAX);
+    CHECK_EQ(step->prefetches.issued, 3);
+    CHECK_EQ(step->prefetches.used, 1);
+    CHECK_EQ(step->prefetches.waited, 1);
+    /* Full: no room until the link moves. */
+    for (uint32_t i = 0; i < 2 * FT_PREFETCH_MAX; i++) {
+        ft_prefetch_offer(step, &out);
+        if (!out.prefetch_max)
+            break;
+        atomic_store(&slots->filling[2], 0);
+        slots->busy[2] = 0;
+        out.prefetch_layer[0] = 0;
+        out.prefetch_expert[0] = 2 + i % 2;
+        out.prefetch_victim[0] = 2;
+        out.prefetch_count = 1;
+        ft_prefetch_publish(step, &out);
+    }
+    CHECK_EQ(out.prefetch_max, 0);
+    CHECK_EQ(step->prefetches.issued, 3 + FT_PREFETCH_MAX);
+    batch.prefill = true;
+    while (ft_prefetch_run(step, note_copy))
+        continue;
+    ft_prefetch_settle(step, 0);
+    ft_prefetch_offer(step, &out);
+    CHECK_EQ(out.prefetch_max, 0); /* prefill leaves the slots alone */
+    CHECK_EQ(slots->prefetches_wasted, FT_PREFETCH_MAX - 1);
+    ft_arena_fini(&arena);
+    free(step);
+}
+
+TEST_MAIN(RUN(a_slot_that_fills_is_kept_through_a_failed_step_and_a_fetch_may_overtake)
+              RUN(texts_are_right_whatever_the_delays_and_every_prefetch_is_accounted_for)
+                  RUN(prefetches_that_cannot_be_done_are_dropped)
+                      RUN(a_policy_that_does_not_prefetch_has_none))

@@ -6,6 +6,12 @@
 #include "jobs/session_internal.h"
 #include "tests/fixture_session.h"
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define PROMPTS 2u /* ten times slower each */
+#else
+#define PROMPTS 4u
+#endif
+
 /* What each layer used in the step before. */
 struct memory {
     uint32_t layer_count, topk, count[FT_LAYERS_MAX];
@@ -190,7 +196,7 @@ TEST(texts_are_right_whatever_the_delays_and_every_prefetch_is_accounted_for)
     struct prompts p;
     uint64_t waited = 0, wasted = 0;
     REQUIRE(prompts_read(&p));
-    p.count = FT_MIN(p.count, 4u);
+    p.count = FT_MIN(p.count, PROMPTS);
     for (uint32_t i = 0; i < 6; i++) {
         struct seen seen = {0};
         uint32_t slots = i % 2 ? 24 : 60;
@@ -221,7 +227,7 @@ TEST(prefetches_that_cannot_be_done_are_dropped)
     struct prompts p;
     struct seen seen = {0};
     REQUIRE(prompts_read(&p));
-    p.count = FT_MIN(p.count, 6u);
+    p.count = FT_MIN(p.count, PROMPTS);
     struct ft_session_stats stats = run(&wild, 16, 1, 50000, &p, &seen);
     CHECK(stats.policy_repairs > 0);
     CHECK(stats.prefetches > 0);

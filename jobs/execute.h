@@ -29,6 +29,7 @@ struct ft_active {
     uint32_t *victim;
     float *predicted_ns;
     const void **blob; /* [count] where the expert's weights are read: bank, slot or staging */
+    uint32_t *awaited; /* [count] active indices whose prefetch was not finished */
     uint32_t *group;   /* [count] active indices in the order of the device's groups */
 };
 

@@ -9,6 +9,8 @@
 #define RING_ENTRIES 1024u
 #define TRACE_RECORDS_MAX (1u << 17)
 #define SPIN_NS 50000u
+#define IO_AHEAD_NS 50000u
+#define IO_SPIN_NS 100000u
 #define LINK_PENDING_MIN 64u
 
 static uint32_t thread_count_of(const struct ft_plan *plan)
@@ -104,6 +106,7 @@ static int push_active(struct ft_active *a, struct ft_arena *arena, const struct
     PUSH(experts, &a->victim);
     PUSH(experts, &a->predicted_ns);
     PUSH(experts, &a->blob);
+    PUSH(experts, &a->awaited);
     PUSH(experts, &a->group);
     return status;
 }
@@ -287,6 +290,10 @@ static void init_step(struct ft_session *session)
         .rows_max = (uint32_t)rows_max,
     };
     step->io_timeout_ns = 30000000000ull;
+    /* With a core for each worker and one more it may spin while workers work. */
+    uint32_t cores = o->topology ? o->topology->core_count : 1;
+    step->io_ahead_ns = cores > 1 ? IO_AHEAD_NS : 0;
+    step->io_spin_ns = cores > step->workers ? IO_SPIN_NS : 0;
     ft_clock_init(&step->clock);
     ft_park_init(&step->session_park);
     ft_park_init(&step->device.park);

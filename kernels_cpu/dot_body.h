@@ -142,7 +142,15 @@ INLINE void prefetch(const uint8_t *data, uint32_t bytes)
         __builtin_prefetch(data + i);
 }
 
-/* Loads the next chunk, of which `count` columns exist. Partial chunks of floats go through a zeroed copy. */
+/* Vector j of a chunk that holds `bytes` bytes, or all of it. */
+INLINE vf load_vector(const uint8_t *data, uint32_t j, bool whole, uint32_t bytes)
+{
+    uint32_t at = j * VF * (uint32_t)sizeof(float);
+    return whole ? vf_load((const float *)(const void *)(data + at))
+                 : vf_load_part(data + at, bytes > at ? bytes - at : 0);
+}
+
+/* Loads the next chunk, of which `count` columns exist. Those after them are zero. */
 INLINE void load_chunk(enum kind kind, const struct ft_matrix *w, struct cursor *c, uint32_t count,
                        struct chunk *chunk)
 {
@@ -155,19 +163,21 @@ INLINE void load_chunk(enum kind kind, const struct ft_matrix *w, struct cursor 
                                          : columns;
     if (count == columns && kind != KIND_FP8_ODD)
         prefetch(data + AHEAD, bytes);
-    if (count < columns && !is_packed(kind) && kind != KIND_FP8_ODD) {
-        memset(copy, 0, sizeof copy);
-        data = memcpy(copy, data, (size_t)count * bytes / columns);
-    }
+    uint32_t part = (uint32_t)((size_t)bytes * count / columns);
+    bool whole = count == columns;
     switch (kind) {
     case KIND_F32:
-        UNROLL for (int j = 0; j < 8; j++) chunk->w[j] = vf_load((const float *)(const void *)data + j * VF);
+        UNROLL for (uint32_t j = 0; j < 8; j++) chunk->w[j] = load_vector(data, j, whole, part);
         break;
     case KIND_BF16:
-        UNROLL for (int j = 0; j < 8; j += 2)
-            vf_load_bf16_pair((const uint16_t *)(const void *)data + j * VF, chunk->w + j);
+        UNROLL for (uint32_t j = 0; j < 4; j++)
+            vf_bf16_pair(load_vector(data, j, whole, part), chunk->w + 2 * j);
         break;
     case KIND_FP8:
+        if (!whole) {
+            memset(copy, 0, sizeof copy);
+            data = memcpy(copy, data, part);
+        }
         vf_load_e4m3(data, chunk->w, &c->seen);
         chunk->scale = vf_set1(*(const float *)(const void *)c->scale);
         if (--c->block_left == 0) {

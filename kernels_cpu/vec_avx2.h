@@ -24,6 +24,19 @@ static inline vf vf_load(const float *p)
 }
 /* A value for several multiplies stays in a register: compilers would read it from memory again for each. */
 #define VF_KEEP(v) __asm__("" : "+x"(v))
+/* The first `bytes` bytes at p (more than a vector has counts as all), zeros after them. */
+static inline vf vf_load_part(const uint8_t *p, uint32_t bytes)
+{
+    uint8_t copy[32];
+    if (bytes >= 32)
+        return _mm256_loadu_ps((const float *)(const void *)p);
+    if (!bytes)
+        return _mm256_setzero_ps();
+    memset(copy, 0, sizeof copy);
+    for (uint32_t i = 0; i < bytes; i++)
+        copy[i] = p[i];
+    return _mm256_loadu_ps((const float *)(const void *)copy);
+}
 static inline void vf_store(float *p, vf v)
 {
     _mm256_storeu_ps(p, v);
@@ -94,9 +107,9 @@ static inline vf vf_load_bf16(const uint16_t *p)
 }
 
 /* 16 values: even ones, then odd ones; and f32 activations in the same order. */
-static inline void vf_load_bf16_pair(const uint16_t *p, vf w[2])
+static inline void vf_bf16_pair(vf raw, vf w[2])
 {
-    __m256i both = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    __m256i both = _mm256_castps_si256(raw);
     w[0] = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
     w[1] = _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32((int)0xffff0000u)));
 }

@@ -23,6 +23,12 @@ static inline vf vf_load(const float *p)
 }
 /* A value for several multiplies stays in a register: compilers would read it from memory again for each. */
 #define VF_KEEP(v) __asm__("" : "+v"(v))
+/* The first `bytes` bytes at p (more than a vector has counts as all), zeros after them. */
+static inline vf vf_load_part(const uint8_t *p, uint32_t bytes)
+{
+    uint64_t first = bytes >= 64 ? UINT64_MAX : (UINT64_C(1) << bytes) - 1;
+    return _mm512_castsi512_ps(_mm512_maskz_loadu_epi8(first, p));
+}
 static inline void vf_store(float *p, vf v)
 {
     _mm512_storeu_ps(p, v);
@@ -94,9 +100,9 @@ static inline vf vf_load_bf16(const uint16_t *p)
 }
 
 /* 32 values: even ones, then odd ones; and f32 activations in the same order. */
-static inline void vf_load_bf16_pair(const uint16_t *p, vf w[2])
+static inline void vf_bf16_pair(vf raw, vf w[2])
 {
-    __m512i both = _mm512_loadu_si512(p);
+    __m512i both = _mm512_castps_si512(raw);
     w[0] = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
     w[1] = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32((int)0xffff0000u)));
 }

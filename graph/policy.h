@@ -36,7 +36,8 @@ const char *ft_place_name(enum ft_place place);
     X(EARLIEST, "ends first by the cost model")                                                                        \
     X(STAGED, "prefill: staged for this chunk only")                                                                   \
     X(REPLAY, "as recorded in the trace")                                                                              \
-    X(FIXED_LANE, "the op has one lane in this plan")
+    X(FIXED_LANE, "the op has one lane in this plan")                                                                  \
+    X(PREFETCH, "copied ahead for a later layer")
 
 enum ft_reason {
 #define FT_REASON_ENUM(name, text) FT_REASON_##name,
@@ -71,7 +72,9 @@ struct ft_layer_in {
     struct ft_slot_view slots;
 };
 
-/* The answer. Arrays are the caller's, [active_count]; prefetch arrays [prefetch_max]. */
+/* The answer. Arrays are the caller's, [active_count]; prefetch arrays [prefetch_max]. A prefetch is a copy into a slot
+ * that may be taken (not busy, no victim of this answer), made when the link has nothing else to do; from then on the
+ * expert counts as resident. prefetch_max may be 0: in prefill, and while earlier prefetches wait. */
 struct ft_layer_out {
     uint8_t *place;   /* enum ft_place; DEVICE only where slot != FT_NONE, FETCH only where it is FT_NONE */
     uint8_t *reason;  /* enum ft_reason */

@@ -30,6 +30,7 @@ struct ft_active {
     uint32_t *evicted; /* [count] fetched: what the victim held, layer * expert_count + expert, or FT_NONE */
     float *predicted_ns;
     const void **blob; /* [count] where the expert's weights are read: bank, slot or staging */
+    uint32_t *awaited; /* [count] active indices whose prefetch was not finished */
     uint32_t *group;   /* [count] active indices in the order of the device's groups */
 };
 

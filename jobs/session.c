@@ -428,6 +428,10 @@ void ft_session_stats(const struct ft_session *session, struct ft_session_stats 
     *stats = session->stats;
     stats->snapshots_taken = session->snapshots.taken;
     stats->snapshots_used = session->snapshots.used;
+    stats->prefetches = session->step.prefetches.issued;
+    stats->prefetches_used = session->step.prefetches.used;
+    stats->prefetches_waited = session->step.prefetches.waited;
+    stats->prefetches_wasted = session->step.slots.prefetches_wasted;
     if (session->options.policy->departures)
         stats->departures = session->options.policy->departures(session->step.policy_state);
     for (uint32_t i = 0; i < session->step.workers; i++) {

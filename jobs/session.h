@@ -147,6 +147,7 @@ struct ft_session_stats {
     double expert_ns[FT_LANE_COUNT];              /* experts by lane */
     double wait_ns[FT_LANE_COUNT][FT_WAIT_COUNT]; /* who waited (lane), for what */
     uint64_t hits, misses, fetches, fetch_bytes, cpu_experts, policy_repairs;
+    uint64_t prefetches, prefetches_used, prefetches_waited, prefetches_wasted; /* waited: of those used */
     uint64_t
         departures; /* choices of a replayed trace that could not be repeated; 0 = the recorded run so far */
     uint64_t jobs, stolen, trace_dropped;

@@ -12,6 +12,8 @@
 #define SPIN_NS 50000u
 #define SPIN_GPU_NS                                                                                          \
     1000000u /* workers of a GPU step that has CPU experts wait out the dense part of a layer */
+#define IO_AHEAD_NS 50000u
+#define IO_SPIN_NS 100000u
 #define LINK_PENDING_MIN 64u
 
 static uint32_t thread_count_of(const struct ft_plan *plan)
@@ -49,6 +51,13 @@ static int build_graph(struct ft_session *session, const struct ft_shape *shape,
     return status;
 }
 
+/* Member by member: the padding behind prefill may hold anything. */
+static bool shapes_equal(const struct ft_shape *a, const struct ft_shape *b)
+{
+    return a->rows == b->rows && a->sequences == b->sequences && a->logit_rows == b->logit_rows &&
+           a->prefill == b->prefill;
+}
+
 int ft_session_graph(struct ft_session *session, const struct ft_batch *batch, const struct ft_graph **graph,
                      struct ft_error *err)
 {
@@ -60,7 +69,7 @@ int ft_session_graph(struct ft_session *session, const struct ft_batch *batch, c
     struct ft_graph_entry *oldest = &session->graphs[0];
     for (uint32_t i = 0; i < FT_GRAPH_CACHE; i++) {
         struct ft_graph_entry *entry = &session->graphs[i];
-        if (entry->last_used && memcmp(&entry->graph.shape, &shape, sizeof shape) == 0) {
+        if (entry->last_used && shapes_equal(&entry->graph.shape, &shape)) {
             entry->last_used = ++session->graph_clock;
             *graph = &entry->graph;
             return FT_OK;
@@ -111,6 +120,7 @@ static int push_active(struct ft_active *a, struct ft_arena *arena, const struct
     PUSH(experts, &a->evicted);
     PUSH(experts, &a->predicted_ns);
     PUSH(experts, &a->blob);
+    PUSH(experts, &a->awaited);
     PUSH(experts, &a->group);
     return status;
 }
@@ -304,6 +314,10 @@ static void init_step(struct ft_session *session)
         .rows_max = (uint32_t)rows_max,
     };
     step->io_timeout_ns = 30000000000ull;
+    /* With a core for each worker and one more it may spin while workers work. */
+    uint32_t cores = o->topology ? o->topology->core_count : 1;
+    step->io_ahead_ns = cores > 1 ? IO_AHEAD_NS : 0;
+    step->io_spin_ns = cores > step->workers ? IO_SPIN_NS : 0;
     ft_clock_init(&step->clock);
     ft_park_init(&step->session_park);
     ft_park_init(&step->device.park);

@@ -269,7 +269,7 @@ int ft_bench_kernels_ceiling(const struct ft_bench_kernels_options *options, dou
 /* ---- kernels ---- */
 
 struct kernel_work {
-    const struct ft_kernels *kernels;
+    struct ft_kernels kernels;
     const struct bank *bank;
     struct ft_expert_layout layout; /* EXPERT */
     uint32_t expert_count;
@@ -289,9 +289,9 @@ static void run_expert(const struct kernel_work *work, uint32_t e, float *h, flo
     struct ft_rows rows = {.x = h, .stride = width, .count = work->rows};
     ft_expert_view(&work->layout, work->bank->data + (size_t)e * work->layout.stride, &expert);
     for (uint32_t i = 0; i < width; i += TILE_ROWS)
-        work->kernels->expert_up(&expert, i, FT_MIN(i + TILE_ROWS, width), x, h, width);
+        work->kernels.expert_up(&expert, i, FT_MIN(i + TILE_ROWS, width), x, h, width);
     for (uint32_t o = 0; o < hidden; o += TILE_ROWS)
-        work->kernels->expert_down(&expert, o, FT_MIN(o + TILE_ROWS, hidden), rows, NULL, y, hidden);
+        work->kernels.expert_down(&expert, o, FT_MIN(o + TILE_ROWS, hidden), rows, NULL, y, hidden);
 }
 
 /* Whole experts per thread; or tiles of the dense matrix, whose output lands in a small window of the
@@ -313,7 +313,7 @@ static void kernel_part(void *context, uint32_t number, uint32_t count)
         tile.data = (const uint8_t *)work->dense.data +
                     (size_t)i * TILE_ROWS * work->dense.in * (work->dense.format == FT_FORMAT_F32 ? 4 : 2);
         tile.out = TILE_ROWS;
-        work->kernels->matmul(&tile, 0, TILE_ROWS, x, NULL, scratch, TILE_ROWS);
+        work->kernels.matmul(&tile, 0, TILE_ROWS, x, NULL, scratch, TILE_ROWS);
     }
 }
 
@@ -337,7 +337,7 @@ static double sample_error(const struct kernel_work *work, float *scratch)
     struct ft_rows x = {.x = work->x, .stride = work->dense.in, .count = 1};
     ft_kernels_fill_ref(&ref);
     if (work->op == FT_BENCH_MATMUL) {
-        work->kernels->matmul(&work->dense, 0, SAMPLE, x, NULL, got, SAMPLE);
+        work->kernels.matmul(&work->dense, 0, SAMPLE, x, NULL, got, SAMPLE);
         ref.matmul(&work->dense, 0, SAMPLE, x, NULL, want, SAMPLE);
         return error_of(got, want, SAMPLE);
     }
@@ -345,10 +345,10 @@ static double sample_error(const struct kernel_work *work, float *scratch)
     uint32_t n = FT_MIN(SAMPLE, FT_MIN(work->layout.width, work->layout.hidden));
     struct ft_rows h = {.x = scratch, .count = 1};
     ft_expert_view(&work->layout, work->bank->data, &expert);
-    work->kernels->expert_up(&expert, 0, work->layout.width, x, scratch, 0);
+    work->kernels.expert_up(&expert, 0, work->layout.width, x, scratch, 0);
     ref.expert_up(&expert, 0, n, x, want, 0);
     double error = error_of(scratch, want, n);
-    work->kernels->expert_down(&expert, 0, n, h, NULL, got, 0);
+    work->kernels.expert_down(&expert, 0, n, h, NULL, got, 0);
     ref.expert_down(&expert, 0, n, h, NULL, want, 0);
     return fmax(error, error_of(got, want, n));
 }
@@ -404,7 +404,7 @@ static int measure(struct kernel_work *work, struct crew *crew, double ceiling_g
         return status;
     *result = (struct ft_bench_kernels_result){.op = work->op,
                                                .format = work->dense.format,
-                                               .isa = work->kernels->isa,
+                                               .isa = work->kernels.isa,
                                                .rows = work->rows,
                                                .threads = threads,
                                                .gbs = bytes / seconds / 1e9,
@@ -420,11 +420,9 @@ static int measure_format(struct kernel_work *work, struct crew *crew, double ce
                           struct ft_error *err)
 {
     for (enum ft_isa isa = 0; isa < FT_ISA_COUNT; isa++) {
-        struct ft_kernels kernels;
         if (!ft_isa_is_available(isa) || (isa == FT_ISA_REF && !crew->options->reference))
             continue;
-        int status = ft_kernels_init(&kernels, ft_isa_name(isa), err);
-        work->kernels = &kernels;
+        int status = ft_kernels_init(&work->kernels, ft_isa_name(isa), err);
         for (size_t i = 0; status == FT_OK && i < COUNT(row_counts); i++) {
             if (*count == capacity)
                 return ft_error_set(err, FT_LIMIT, "%u results are all that fit; there are more", capacity);

@@ -69,6 +69,8 @@ answers() {
     same "stdin" " thereof shall be" "$(cat out)"
     expect 0 '' "$ft" run --quiet --model "$tiny" --stop " the moon" "In the beginning"
     same "stop string" " thereof shall be surely put to death for" "$(cat out)"
+    head -c 9000 /dev/zero | tr '\0' '7' >prompt
+    expect 0 'max_position_embeddings' "$ft" run --model "$tiny" --max-tokens 1 <prompt
     expect 0 'using the demo model' "$ft" run --max-tokens 1 hi
     expect 0 '' env FT_DEMO_MODEL="$tiny" "$ft" run --quiet --max-tokens 1 hi
 }

@@ -64,8 +64,10 @@ const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
      FIELD(link_gbs), 0, 1e6},
     {"link-delay-us", "X", "host device: random delay per fetch, at most", "0", FT_OPTION_F64,
      FIELD(link_delay_us), 0, 1e6},
-    {"isa", "NAME", "kernels: ref, avx2, avx512 (also $FT_ISA)", "the best of this core", FT_OPTION_STRING,
-     FIELD(isa), 0, 0},
+    {"isa", "NAME",
+     "kernels: ref, avx2, avx2vnni, avx512, avx512vnni; less exact: avx2vnni-int8, avx512vnni-int8 (also "
+     "$FT_ISA)",
+     "the best of this core", FT_OPTION_STRING, FIELD(isa), 0, 0},
     {"no-pin", NULL, "do not pin workers to cores", NULL, FT_OPTION_CLEAR, FIELD(pin), 0, 0},
     {"quiet", NULL, "no progress, notes or summary on stderr", NULL, FT_OPTION_FLAG, FIELD(quiet), 0, 0},
 };

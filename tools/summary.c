@@ -140,6 +140,10 @@ static void print_extras(const struct ft_session_stats *stats, const struct ft_p
                 (unsigned long long)stats->ple.rows_wanted, (unsigned long long)stats->ple.rows_distinct,
                 (unsigned long long)stats->ple.reads,
                 ft_options_format_bytes(stats->ple.read_bytes, text, sizeof text));
+    if (stats->prefetches)
+        fprintf(out, "ahead   %llu experts copied ahead: %llu used (%llu waited for), %llu evicted unused\n",
+                (unsigned long long)stats->prefetches, (unsigned long long)stats->prefetches_used,
+                (unsigned long long)stats->prefetches_waited, (unsigned long long)stats->prefetches_wasted);
     if (stats->trace_dropped)
         fprintf(out, "trace   %llu records were dropped: rings full\n",
                 (unsigned long long)stats->trace_dropped);
@@ -195,6 +199,10 @@ static void write_counts(const struct ft_session_stats *stats, struct ft_json *j
     ft_json_u64(json, "fetch_bytes", stats->fetch_bytes);
     ft_json_u64(json, "cpu_experts", stats->cpu_experts);
     ft_json_u64(json, "policy_repairs", stats->policy_repairs);
+    ft_json_u64(json, "prefetches", stats->prefetches);
+    ft_json_u64(json, "prefetches_used", stats->prefetches_used);
+    ft_json_u64(json, "prefetches_waited", stats->prefetches_waited);
+    ft_json_u64(json, "prefetches_wasted", stats->prefetches_wasted);
     ft_json_u64(json, "replay_departures", stats->departures);
     ft_json_u64(json, "jobs", stats->jobs);
     ft_json_u64(json, "stolen", stats->stolen);

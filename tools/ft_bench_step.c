@@ -427,8 +427,7 @@ static void print_text(const struct report *report, const struct ft_bench_roof *
                ft_op_name((enum ft_op)(row / GROUP_COUNT)), group_names[row % GROUP_COUNT], c->jobs,
                c->threads, c->at_once, c->wall_ns / 1e3, 100 * c->wall_ns / typical->step_ns, 100 * alone,
                c->bytes / 1e6, c->bytes / c->wall_ns, is_single(report, c) ? "  single" : "",
-               is_single(report, c) && c->wall_ns / typical->step_ns > ALONE_SHARE_WANTED ? ", above 2%"
-                                                                                          : "");
+               is_single(report, c) && alone > ALONE_SHARE_WANTED ? ", above 2%" : "");
     }
     printf("%-16s %-7s %7s %8s %8s %10.1f %6.1f%%\n", "no job", "-", "", "", "", typical->nothing_ns / 1e3,
            100 * typical->nothing_ns / typical->step_ns);

@@ -156,6 +156,16 @@ static void pin_worker(void *context, uint32_t worker)
     ft_topology_bind(topology, worker % topology->core_count);
 }
 
+static int measure_kernels(const struct ft_bench_kernels_options *bench, struct report *report,
+                           struct ft_error *err)
+{
+    int status = ft_bench_kernels_roof(bench, &report->roof, err);
+    if (status == FT_OK)
+        status =
+            ft_bench_kernels_run(bench, &report->roof, report->results, RESULTS_MAX, &report->count, err);
+    return status == FT_OK ? ft_bench_kernels_pages(bench, &report->pages, err) : status;
+}
+
 static int measure(const struct options *options, struct report *report, struct ft_error *err)
 {
     struct ft_topology topology;
@@ -173,13 +183,16 @@ static int measure(const struct options *options, struct report *report, struct 
     if (status != FT_OK)
         return status;
     status = ft_topology_workers(&topology, false, options->threads, &bench.threads, err);
-    if (status == FT_OK)
-        status = ft_bench_kernels_roof(&bench, &report->roof, err);
-    if (status == FT_OK && !options->step)
-        status =
-            ft_bench_kernels_run(&bench, &report->roof, report->results, RESULTS_MAX, &report->count, err);
-    if (status == FT_OK && !options->step)
-        status = ft_bench_kernels_pages(&bench, &report->pages, err);
+    if (status == FT_OK && options->step) {
+        struct ft_bench_step_options step = options->step_options;
+        step.workers = options->threads;
+        step.isa = options->isa;
+        step.format = options->format;
+        step.json = options->json;
+        status = ft_bench_step(&step, &bench, err);
+    } else if (status == FT_OK) {
+        status = measure_kernels(&bench, report, err);
+    }
     ft_topology_close(&topology);
     return status;
 }
@@ -191,23 +204,6 @@ static uint64_t default_bank(void)
     long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
     uint64_t wanted = cache > 0 ? 8 * (uint64_t)cache : 0;
     return FT_MIN(FT_MAX(wanted, BANK_BYTES_MIN), BANK_BYTES_MAX);
-}
-
-static int run(const struct options *options, struct report *report, struct ft_error *err)
-{
-    int status = measure(options, report, err);
-    if (status != FT_OK)
-        return status;
-    if (options->step) {
-        struct ft_bench_step_options step = options->step_options;
-        step.workers = options->threads;
-        step.isa = options->isa;
-        step.format = options->format;
-        step.json = options->json;
-        return ft_bench_step(&step, &report->roof, err);
-    }
-    (options->json ? print_json : print_text)(report);
-    return FT_OK;
 }
 
 int ft_command_bench_kernels(int argc, char **argv)
@@ -234,7 +230,9 @@ int ft_command_bench_kernels(int argc, char **argv)
     ft_interrupt_end();
     struct report *report = calloc(1, sizeof *report);
     int status =
-        report ? run(&options, report, &err) : ft_error_set(&err, FT_MEMORY, "no memory for the results");
+        report ? measure(&options, report, &err) : ft_error_set(&err, FT_MEMORY, "no memory for the results");
+    if (status == FT_OK && !options.step)
+        (options.json ? print_json : print_text)(report);
     free(report);
     return status == FT_OK ? ft_command_finish(FT_EXIT_OK) : ft_command_fail(&err);
 }

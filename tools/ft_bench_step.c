@@ -51,7 +51,7 @@ struct report {
     double factor[GROUP_COUNT];                   /* how many each stands for */
     struct step_cells typical;                    /* lower quartiles, factors applied; step = their sum */
     double measured_ns;                           /* lower quartile of the steps as they were, no factors */
-    double bytes, ceiling_ns, alone_ns;
+    double bytes, ceiling_gbs, ceiling_ns, alone_ns;
 };
 
 static enum group group_of(const struct ft_model *model, uint32_t layer)
@@ -187,8 +187,7 @@ static void summarise_row(const struct collector *c, uint32_t row, double factor
     }
 }
 
-static int summarise(const struct collector *c, const struct ft_bench_roof *roof, struct report *report,
-                     struct ft_error *err)
+static int summarise(const struct collector *c, struct report *report, struct ft_error *err)
 {
     struct step_cells *typical = &report->typical;
     double *values = calloc(c->count, sizeof *values);
@@ -205,7 +204,6 @@ static int summarise(const struct collector *c, const struct ft_bench_roof *roof
         report->bytes += typical->cells[row].bytes;
         report->alone_ns += typical->cells[row].alone_ns;
     }
-    report->ceiling_ns = report->bytes / roof->ceiling_gbs;
     free(values);
     return FT_OK;
 }
@@ -311,8 +309,8 @@ static int read_shape(const char *shape, struct ft_model *model, struct report *
 }
 
 /* Runs steps on an engine that is open, or planned and given weights. */
-static int measure_engine(const struct ft_bench_step_options *options, const struct ft_bench_roof *roof,
-                          const struct ft_engine *engine, struct report *report, struct ft_error *err)
+static int measure_engine(const struct ft_bench_step_options *options, const struct ft_engine *engine,
+                          struct report *report, struct ft_error *err)
 {
     const struct ft_model *m = engine->model;
     struct collector c = {.model = m, .cap = options->steps, .skip = WARM_STEPS};
@@ -327,14 +325,14 @@ static int measure_engine(const struct ft_bench_step_options *options, const str
     int status = c.steps ? run_session(options, engine, &c, err)
                          : ft_error_set(err, FT_MEMORY, "no memory for %u steps", c.cap);
     if (status == FT_OK)
-        status = summarise(&c, roof, report, err);
+        status = summarise(&c, report, err);
     free(c.steps);
     free(c.events);
     return status;
 }
 
-static int measure_shape(const struct ft_bench_step_options *options, const struct ft_bench_roof *roof,
-                         struct report *report, struct ft_error *err)
+static int measure_shape(const struct ft_bench_step_options *options, struct report *report,
+                         struct ft_error *err)
 {
     struct ft_open_options open;
     struct ft_engine engine;
@@ -364,7 +362,7 @@ static int measure_shape(const struct ft_bench_step_options *options, const stru
         status = ft_synthetic_make(model, &synthetic, &loaded, &stats, err);
     if (status == FT_OK) {
         engine.weights = &loaded.weights;
-        status = measure_engine(options, roof, &engine, report, err);
+        status = measure_engine(options, &engine, report, err);
     }
     if (planned)
         ft_engine_close(&engine, &ignored);
@@ -373,21 +371,20 @@ static int measure_shape(const struct ft_bench_step_options *options, const stru
     return status;
 }
 
-static int measure(const struct ft_bench_step_options *options, const struct ft_bench_roof *roof,
-                   struct report *report, struct ft_error *err)
+static int measure(const struct ft_bench_step_options *options, struct report *report, struct ft_error *err)
 {
     struct ft_open_options open;
     struct ft_engine engine;
     for (uint32_t g = 0; g < GROUP_COUNT; g++)
         report->factor[g] = 1;
     if (options->shape)
-        return measure_shape(options, roof, report, err);
+        return measure_shape(options, report, err);
     init_open(&open, options);
     int status = ft_engine_open(&engine, &open, err);
     if (status != FT_OK)
         return status;
     struct ft_error ignored;
-    status = measure_engine(options, roof, &engine, report, err);
+    status = measure_engine(options, &engine, report, err);
     ft_engine_close(&engine, &ignored);
     return status;
 }
@@ -400,7 +397,7 @@ static bool is_single(const struct report *report, const struct cell *cell)
     return report->workers > 1 && cell->at_once == 1;
 }
 
-static void print_text(const struct report *report, const struct ft_bench_roof *roof)
+static void print_text(const struct report *report)
 {
     const struct step_cells *typical = &report->typical;
     printf("model    %s; %.0f linear and %.0f full layers%s\n", report->model,
@@ -414,7 +411,7 @@ static void print_text(const struct report *report, const struct ft_bench_roof *
         "quartile: %.3f ms)\n",
         typical->step_ns / 1e6, report->workers, report->steps, report->measured_ns / 1e6);
     printf("bytes    %.1f MB = %.3f ms at the ceiling of %.2f GB/s: the step takes %.2f x that\n",
-           report->bytes / 1e6, report->ceiling_ns / 1e6, roof->ceiling_gbs,
+           report->bytes / 1e6, report->ceiling_ns / 1e6, report->ceiling_gbs,
            typical->step_ns / report->ceiling_ns);
     printf("%-16s %-7s %7s %8s %8s %10s %7s %7s %9s %8s\n", "op", "layers", "jobs", "workers", "at once",
            "time us", "share", "alone", "MB", "GB/s");
@@ -435,7 +432,7 @@ static void print_text(const struct report *report, const struct ft_bench_roof *
         printf("one worker alone: %.1f%% of the step\n", 100 * report->alone_ns / typical->step_ns);
 }
 
-static void print_json(const struct report *report, const struct ft_bench_roof *roof)
+static void print_json(const struct report *report)
 {
     struct ft_json json;
     const struct step_cells *typical = &report->typical;
@@ -447,7 +444,7 @@ static void print_json(const struct report *report, const struct ft_bench_roof *
     ft_json_f64(&json, "step_us", typical->step_ns / 1e3);
     ft_json_f64(&json, "measured_us", report->measured_ns / 1e3);
     ft_json_f64(&json, "bytes", report->bytes);
-    ft_json_f64(&json, "ceiling_gbs", roof->ceiling_gbs);
+    ft_json_f64(&json, "ceiling_gbs", report->ceiling_gbs);
     ft_json_f64(&json, "times_ceiling", typical->step_ns / report->ceiling_ns);
     ft_json_f64(&json, "no_job_us", typical->nothing_ns / 1e3);
     ft_json_f64(&json, "alone_us", report->alone_ns / 1e3);
@@ -474,14 +471,30 @@ static void print_json(const struct report *report, const struct ft_bench_roof *
     ft_json_end(&json);
 }
 
-int ft_bench_step(const struct ft_bench_step_options *options, const struct ft_bench_roof *roof,
+static int measure_ceiling(const struct ft_bench_kernels_options *bench, struct report *report,
+                           struct ft_error *err)
+{
+    struct ft_bench_roof roof;
+    int status = ft_bench_kernels_roof(bench, &roof, err);
+    if (status == FT_OK)
+        report->ceiling_gbs = FT_MAX(report->ceiling_gbs, roof.ceiling_gbs);
+    return status;
+}
+
+int ft_bench_step(const struct ft_bench_step_options *options, const struct ft_bench_kernels_options *bench,
                   struct ft_error *err)
 {
     struct report *report = calloc(1, sizeof *report);
-    int status = report ? measure(options, roof, report, err)
+    int status = report ? measure_ceiling(bench, report, err)
                         : ft_error_set(err, FT_MEMORY, "no memory for the report of a step");
     if (status == FT_OK)
-        (options->json ? print_json : print_text)(report, roof);
+        status = measure(options, report, err);
+    if (status == FT_OK)
+        status = measure_ceiling(bench, report, err);
+    if (status == FT_OK) {
+        report->ceiling_ns = report->bytes / report->ceiling_gbs;
+        (options->json ? print_json : print_text)(report);
+    }
     free(report);
     return status;
 }

@@ -78,7 +78,7 @@ enum { GATE_CLOSED, GATE_OPEN, GATE_CANCELLED };
 struct worker {
     struct ft_bench_crew *crew;
     uint32_t number;
-    double begin_s, end_s;
+    double begin_s, end_s, cpu_s;
     pthread_t thread;
 };
 
@@ -97,10 +97,10 @@ struct ft_bench_crew {
     struct worker workers[FT_WORKERS_MAX];
 };
 
-static double now_s(void)
+static double now_s(clockid_t clock)
 {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(clock, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
@@ -125,9 +125,11 @@ static void *worker_main(void *argument)
         sched_yield();
     if (gate == GATE_CANCELLED)
         return NULL;
-    worker->begin_s = now_s();
+    worker->begin_s = now_s(CLOCK_MONOTONIC);
+    worker->cpu_s = now_s(CLOCK_THREAD_CPUTIME_ID);
     crew->work(crew->context, worker->number, crew->count);
-    worker->end_s = now_s();
+    worker->cpu_s = now_s(CLOCK_THREAD_CPUTIME_ID) - worker->cpu_s;
+    worker->end_s = now_s(CLOCK_MONOTONIC);
     return NULL;
 }
 
@@ -202,4 +204,9 @@ int ft_bench_crew_run(struct ft_bench_crew *crew, uint32_t threads, uint32_t rou
         *best_s = fmin(*best_s, seconds);
     }
     return FT_OK;
+}
+
+double ft_bench_crew_cpu_s(const struct ft_bench_crew *crew)
+{
+    return crew->workers[0].cpu_s;
 }

@@ -42,6 +42,9 @@ int ft_bench_crew_run(struct ft_bench_crew *crew, uint32_t threads, uint32_t rou
                       void (*work)(void *context, uint32_t number, uint32_t count), void *context,
                       double *best_s, struct ft_error *err);
 
+/* Time that the first thread of the last round was on a core. */
+double ft_bench_crew_cpu_s(const struct ft_bench_crew *crew);
+
 /* ---- the hardware ---- */
 
 enum ft_roof_pattern {

@@ -69,7 +69,7 @@ struct ft_bench_kernels_result {
     double max_error;     /* largest |result - reference| / largest |reference|, over a sample of outputs */
 };
 
-/* One row through nvfp4 experts in small pages and in huge pages, in turn; the best ISA. */
+/* One row through nvfp4 experts in small pages and in huge pages, in turn, by one thread; the best ISA. */
 struct ft_bench_pages_result {
     enum ft_isa isa;
     double small_gbs, huge_gbs;

@@ -4,8 +4,6 @@
 #include "kernels_cpu/bench_kernels.h"
 #include "tests/test.h"
 
-#include <math.h>
-
 #define RESULTS 512
 
 static void print_table(const struct ft_bench_kernels_result *results, uint32_t count,
@@ -20,7 +18,6 @@ static void print_table(const struct ft_bench_kernels_result *results, uint32_t 
             100 * results[i].ceiling_fraction, results[i].max_error);
 }
 
-/* f32 arithmetic, or activations of 8 bits (an ISA whose name says so). */
 static double tolerance_of(enum ft_isa isa)
 {
     return ft_isa_is_int8(isa) ? 5e-2 : 1e-5;

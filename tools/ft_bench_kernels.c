@@ -14,7 +14,7 @@
 
 #define RESULTS_MAX 1024u
 #define BANK_BYTES_MIN (256ull << 20)
-#define BANK_BYTES_MAX (1ull << 30)
+#define BANK_BYTES_MAX (4ull << 30)
 
 struct options {
     const char *isa, *op, *format;
@@ -29,7 +29,7 @@ static const struct ft_option table[] = {
     {"threads", "N", "threads", "one per usable core", FT_OPTION_U32, FIELD(threads), 1, FT_WORKERS_MAX},
     {"hidden", "N", "hidden size of the experts", NULL, FT_OPTION_U32, FIELD(hidden), 128, 65536},
     {"width", "N", "width of the experts", NULL, FT_OPTION_U32, FIELD(width), 128, 65536},
-    {"bank", "BYTES", "memory to read from: several times the last-level cache", NULL, FT_OPTION_BYTES,
+    {"bank", "BYTES", "memory to read from", "8 times the last-level caches", FT_OPTION_BYTES,
      FIELD(bank_bytes), 0, 0},
     {"rounds", "N", "rounds; the best counts", NULL, FT_OPTION_U32, FIELD(rounds), 1, 1000},
     {"isa", "NAME", "only this instruction set", "all that this core has", FT_OPTION_STRING, FIELD(isa), 0,
@@ -118,12 +118,13 @@ static void print_json(const struct report *report)
 
 static void print_pages(const struct ft_bench_pages_result *pages)
 {
-    printf("pages: one row through nvfp4 experts (%s), small pages %.2f GB/s, huge pages %.2f GB/s "
-           "(%+.0f%%); in "
-           "huge pages lie %.0f%% and %.0f%% of the banks; reserved huge pages: %s\n",
-           ft_isa_name(pages->isa), pages->small_gbs, pages->huge_gbs,
-           100 * (pages->huge_gbs / pages->small_gbs - 1), 100 * pages->small_share, 100 * pages->huge_share,
-           pages->hugetlb ? "yes" : "none");
+    printf(
+        "pages: one row through nvfp4 experts (%s, one thread), small pages %.2f GB/s, huge pages %.2f GB/s "
+        "(%+.0f%%); in "
+        "huge pages lie %.0f%% and %.0f%% of the banks; reserved huge pages: %s\n",
+        ft_isa_name(pages->isa), pages->small_gbs, pages->huge_gbs,
+        100 * (pages->huge_gbs / pages->small_gbs - 1), 100 * pages->small_share, 100 * pages->huge_share,
+        pages->hugetlb ? "yes" : "none");
 }
 
 static void print_text(const struct report *report)
@@ -166,6 +167,29 @@ static int measure_kernels(const struct ft_bench_kernels_options *bench, struct 
     return status == FT_OK ? ft_bench_kernels_pages(bench, &report->pages, err) : status;
 }
 
+/* Of one cache, as the kernel shows it; the C library asks the processor, which tells of the whole host to a
+ * virtual machine. */
+static uint64_t last_level_bytes(void)
+{
+    FILE *file = fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "r");
+    long known = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    unsigned long long kib = 0;
+    if (file) {
+        if (fscanf(file, "%lluK", &kib) != 1)
+            kib = 0;
+        fclose(file);
+    }
+    return kib ? (uint64_t)kib << 10 : known > 0 ? (uint64_t)known : 0;
+}
+
+/* Eight times the last-level caches, so that even the quarter that is read with many rows comes from memory.
+ */
+static uint64_t default_bank(const struct ft_topology *topology)
+{
+    uint64_t wanted = 8 * last_level_bytes() * FT_MAX(topology->l3_domain_count, 1u);
+    return FT_MIN(FT_MAX(wanted, BANK_BYTES_MIN), BANK_BYTES_MAX);
+}
+
 static int measure(const struct options *options, struct report *report, struct ft_error *err)
 {
     struct ft_topology topology;
@@ -182,6 +206,8 @@ static int measure(const struct options *options, struct report *report, struct 
     int status = ft_topology_open(&topology, NULL, err);
     if (status != FT_OK)
         return status;
+    if (!bench.bank_bytes)
+        bench.bank_bytes = default_bank(&topology);
     status = ft_topology_workers(&topology, false, options->threads, &bench.threads, err);
     if (status == FT_OK && options->step) {
         struct ft_bench_step_options step = options->step_options;
@@ -197,22 +223,9 @@ static int measure(const struct options *options, struct report *report, struct 
     return status;
 }
 
-/* Eight times the last-level cache, so that even the quarter that is read with many rows comes from memory.
- */
-static uint64_t default_bank(void)
-{
-    long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    uint64_t wanted = cache > 0 ? 8 * (uint64_t)cache : 0;
-    return FT_MIN(FT_MAX(wanted, BANK_BYTES_MIN), BANK_BYTES_MAX);
-}
-
 int ft_command_bench_kernels(int argc, char **argv)
 {
-    struct options options = {.hidden = 2560,
-                              .width = 640,
-                              .rounds = 5,
-                              .bank_bytes = default_bank(),
-                              .step_options = {.steps = 40}};
+    struct options options = {.hidden = 2560, .width = 640, .rounds = 5, .step_options = {.steps = 40}};
     const struct ft_option_group groups[] = {{"Kernels", table, FT_COUNT_OF(table), &options},
                                              {"Steps", step_table, FT_COUNT_OF(step_table), &options}};
     const struct ft_option_set set = {"ft bench kernels",

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Kernels that round the activations of experts to 8 bits (ISAs with int8 in their name, never chosen by
- * themselves): logits of every fixture within 2e-2 of the largest one, and the demo model's greedy texts
- * where its reference says that the margin is clear. Skipped on a core without such kernels.
+ * Kernels that round the activations of experts to 8 bits (never chosen by themselves): logits of every
+ * fixture within 2e-2 of the largest one, and the demo model's greedy texts where its reference says that the
+ * margin is clear. Skipped on a core without such kernels.
  *
  * Routers of random weights are often undecided to within 1%, and another expert is no rounding error: logits
  * are compared up to the first token for which some layer chose other experts than the reference.
@@ -22,7 +22,7 @@ static const char *const fixtures[] = {FIXTURE_NAMES};
 
 static bool is_int8(enum ft_isa isa)
 {
-    return ft_isa_is_available(isa) && strstr(ft_isa_name(isa), "int8");
+    return ft_isa_is_available(isa) && ft_isa_is_int8(isa);
 }
 
 static uint32_t int8_count(void)

@@ -56,7 +56,8 @@ struct ft_execute {
 /* f32 elements that one thread's scratch needs when sequences may hold `tokens` tokens. */
 uint64_t ft_execute_scratch_count(const struct ft_model *model, uint32_t tokens);
 
-/* One tile of a static op of a layer (FT_OP_EMBED .. FT_OP_SAMPLE except ple_read and the expert ops). */
+/* One tile of a static op of a layer (FT_OP_EMBED .. FT_OP_SAMPLE and router_logits, except ple_read and the
+ * expert ops). */
 void ft_execute_op(struct ft_execute *x, uint32_t thread, enum ft_op op, enum ft_phase phase, uint32_t layer,
                    uint32_t begin, uint32_t end);
 /* One tile of one active expert of `layer`. */

@@ -19,6 +19,7 @@
 #define SPIN_NS 2000000u /* of polling before short sleeps */
 #define SLEEP_NS 50000
 #define QUERY_NS 1000000u /* between two questions whether the GPU still lives */
+#define BETWEEN_NS 200000u        /* of looking for the next step before the driver sleeps */
 #define WATCHDOG_NS 20000000000ull
 
 /* One step as the driver sees it. */
@@ -600,7 +601,7 @@ static void *driver_main(void *context)
     struct drive d = {.lane = lane, .step = step, .thread = ft_step_thread(step, FT_STEP_DEVICE)};
     uint32_t seen = 0;
     (void)cudaSetDevice(lane->gpu);
-    while (ft_step_wait_epoch(step, d.thread, &step->device, &seen)) {
+    while (ft_step_wait_epoch(step, d.thread, &step->device, BETWEEN_NS, BETWEEN_NS, &seen)) {
         const struct ft_graph *graph = step->graph;
         uint32_t count = graph->device_count;
         d.batch = step->x.batch;

@@ -185,6 +185,12 @@ benches() {
     is_json out "bench jobs with the trace's share"
     expect 0 'ceiling_gbs' "$ft" bench kernels --json --rounds 1 --bank 4M --hidden 256 --width 128
     is_json out "bench kernels"
+    expect 0 '"max_error"' "$ft" bench kernels --json --rounds 1 --bank 4M --hidden 256 --width 128 --op mix_up
+    is_json out "bench kernels --op"
+    refuse 2 'ops are expert, matmul' "$ft" bench kernels --rounds 1 --bank 4M --op matmull
+    expect 0 'times_ceiling' "$ft" bench kernels --json --rounds 1 --bank 4M --step --steps 8 --model "$tiny"
+    is_json out "bench kernels --step"
+    expect 0 'x that' "$ft" bench kernels --rounds 1 --bank 4M --step --steps 4 --shape "$data/fixtures/qwen4_exp-bf16/config.json" --format mxfp4
     expect 0 '"gbs"' "$ft" bench load --json --rounds 1 --model "$tiny"
     is_json out "bench load"
     expect 0 'batch_us_p50' "$ft" bench ple --json --batches 20 --steps 50 --bytes 32M --file table

@@ -10,21 +10,7 @@
 
 #define TOLERANCE 1e-4
 
-static const char *const fixtures[] = {"qwen3_moe-bf16",
-                                       "qwen3_moe-bf16-sharded-tied",
-                                       "qwen3_moe-nvfp4-compressed_tensors",
-                                       "qwen3_moe-fp8_block",
-                                       "qwen4_exp-bf16",
-                                       "qwen4_exp-nvfp4-modelopt",
-                                       "qwen3_5_moe-bf16",
-                                       "gpt_oss-mxfp4",
-                                       "qwen3_5_moe-fused-bf16",
-                                       "qwen3_5_moe-fused-fp8_block",
-                                       "qwen3_moe-dense-layers",
-                                       "qwen3_moe-mixed-formats",
-                                       "qwen3_moe-fp8_block-edges",
-                                       "gpt_oss-mxfp4-variant",
-                                       "qwen4_exp-eos-list"};
+static const char *const fixtures[] = {FIXTURE_NAMES};
 #define FIXTURE_COUNT (sizeof fixtures / sizeof *fixtures)
 
 struct reference {

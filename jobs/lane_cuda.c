@@ -225,5 +225,6 @@ void ft_lane_cuda_close(struct ft_lane_cuda *lane)
         (void)cudaStreamDestroy(lane->compute);
     (void)cudaGetLastError();
     free(lane->layers);
+    free(lane->staged_at);
     free(lane);
 }

@@ -18,8 +18,9 @@
 #define LOOK_EVERY 1024u /* polls between two looks at the clock */
 #define SPIN_NS 2000000u /* of polling before short sleeps */
 #define SLEEP_NS 50000
-#define QUERY_NS 1000000u /* between two questions whether the GPU still lives */
-#define BETWEEN_NS 200000u        /* of looking for the next step before the driver sleeps */
+#define QUERY_NS 1000000u  /* between two questions whether the GPU still lives */
+#define STREAM_FROM 2u     /* picks per expert from which on nearly all experts of a layer are used */
+#define BETWEEN_NS 200000u /* of looking for the next step before the driver sleeps */
 #define WATCHDOG_NS 20000000000ull
 
 /* One step as the driver sees it. */
@@ -183,10 +184,57 @@ static void fetch_captured(struct drive *d, uint32_t layer)
                    "raising the flag behind the copies");
 }
 
+/* ---- prefill: whole layers, ahead of the router ---- */
+
+/* Copies what the slots do not hold of a layer into its staging buffer, neighbours together, once the experts
+ * that read the buffer last have run. */
+static void stream_layer(struct drive *d, uint32_t layer)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    struct ft_step *step = d->step;
+    const struct ft_model *m = step->model;
+    if (layer >= m->layer_count || m->layers[layer].dense || lane->broken)
+        return;
+    const struct ft_layer_weights *w = &lane->options.weights->layers[layer];
+    uint32_t buffer = layer % 2, *at = lane->staged_at + (uint64_t)buffer * m->expert_count, next = 0;
+    uint64_t stride = w->expert_layout.stride;
+    bool throttled = lane->options.link_bytes_per_s > 0;
+    (void)try_(d, (int)cudaStreamWaitEvent(lane->copy, lane->grouped[buffer], 0),
+               "ordering copies behind experts");
+    for (uint32_t e = 0; e < m->expert_count && !lane->broken;) {
+        uint32_t first = e, place = next;
+        for (; e < m->expert_count && ft_slots_find(&step->slots, layer, e) == FT_NONE; e++)
+            at[e] = next++;
+        if (e == first) {
+            at[e++] = FT_NONE;
+            continue;
+        }
+        uint64_t bytes = stride * (e - first),
+                 ns = throttled ? (uint64_t)((double)bytes / lane->options.link_bytes_per_s * 1e9) : 0;
+        int error = throttled ? ft_cuda_throttle_begin(lane->throttle, lane->copy) : 0;
+        if (!error)
+            error = (int)cudaMemcpyAsync(step->staging[buffer] + stride * place, w->experts + stride * first,
+                                         bytes, cudaMemcpyHostToDevice, lane->copy);
+        if (!error && throttled)
+            error = ft_cuda_throttle_end(lane->throttle, ns, lane->copy);
+        (void)try_(d, error, "streaming a layer's experts to the GPU");
+    }
+    if (!lane->broken)
+        (void)try_(d, (int)cudaEventRecord(lane->staged[buffer], lane->copy), "marking the copies' end");
+}
+
+static const char *staged_blob(const struct drive *d, uint32_t layer, uint32_t expert)
+{
+    const struct ft_step *step = d->step;
+    uint32_t at = d->lane->staged_at[(uint64_t)(layer % 2) * step->model->expert_count + expert];
+    return step->staging[layer % 2] +
+           (uint64_t)d->lane->options.weights->layers[layer].expert_layout.stride * at;
+}
+
 /* ---- launch path: groups of experts ---- */
 
 /* The layer's device experts, in the order of the groups, into the lists that the kernels read. */
-static int upload_lists(struct drive *d)
+static int upload_lists(struct drive *d, uint32_t layer)
 {
     struct ft_lane_cuda *lane = d->lane;
     struct ft_step *step = d->step;
@@ -201,7 +249,9 @@ static int upload_lists(struct drive *d)
         h->counts[d->waves++] = group->end - group->begin;
         for (; members < group->end; members++) {
             uint32_t active = a->group[members];
-            h->blob[members] = a->blob[active];
+            h->blob[members] = d->lane->streaming && a->place[active] == FT_PLACE_FETCH
+                                   ? staged_blob(d, layer, a->expert[active])
+                                   : a->blob[active];
             h->pair_begin[members] = pairs;
             memcpy(h->pair_row + pairs, a->pair_row + a->pair_begin[active], a->rows[active] * 4ull);
             memcpy(h->pair_out + pairs, a->pair_out + a->pair_begin[active], a->rows[active] * 4ull);
@@ -264,6 +314,8 @@ static int launch_shared(struct drive *d, uint32_t layer)
 static void fetch_launched(struct drive *d, const struct ft_dynamic *f, bool first)
 {
     struct ft_lane_cuda *lane = d->lane;
+    if (lane->streaming) /* it is on its way since before the router ran */
+        return;
     cudaEvent_t before = d->batch->prefill ? lane->grouped[lane->staging_wave % 2] : lane->last_group;
     if (first && !lane->broken)
         (void)try_(d, (int)cudaStreamWaitEvent(lane->copy, before, 0), "ordering copies behind experts");
@@ -277,9 +329,10 @@ static void group_launched(struct drive *d, uint32_t layer, uint32_t wave, const
                            bool fetched)
 {
     struct ft_lane_cuda *lane = d->lane;
-    uint32_t buffer = lane->staging_wave % 2;
+    uint32_t buffer = lane->streaming ? layer % 2 : lane->staging_wave % 2;
     if (fetched && !lane->broken) {
-        (void)try_(d, (int)cudaEventRecord(lane->staged[buffer], lane->copy), "marking the copies' end");
+        if (!lane->streaming)
+            (void)try_(d, (int)cudaEventRecord(lane->staged[buffer], lane->copy), "marking the copies' end");
         (void)try_(d, (int)cudaStreamWaitEvent(lane->compute, lane->staged[buffer], 0), "waiting for copies");
     }
     if (!lane->broken)
@@ -301,7 +354,7 @@ static void run_waves(struct drive *d, uint32_t layer)
     uint32_t wave = 0, copied = 0;
     /* add_waves begins with staging buffer 0 in every layer */
     lane->staging_wave = 0;
-    if (step->wave_count && !lane->broken && try_(d, upload_lists(d), "copying the lists of experts"))
+    if (step->wave_count && !lane->broken && try_(d, upload_lists(d, layer), "copying the lists of experts"))
         lane->map_dirty = true;
     for (uint32_t i = step->wave_first; i < step->wave_first + step->wave_count; i++) {
         struct ft_dynamic f = step->dynamic[i];
@@ -315,6 +368,8 @@ static void run_waves(struct drive *d, uint32_t layer)
         complete_link(d, i, start);
     }
     lane->link_taken = published(step);
+    if (lane->streaming)
+        stream_layer(d, layer + 2);
     if (!wave && step->model->shared_width && !lane->broken)
         (void)try_(d, launch_shared(d, layer), "launching the shared expert");
 }
@@ -536,6 +591,7 @@ static void begin_step(struct drive *d)
                   d->batch->rows <= FT_CUDA_DECODE_ROWS && d->batch->sequence_count == d->batch->rows &&
                   room && !wants_capture(d->batch);
     d->step->single_wave = d->captured;
+    lane->streaming = false;
     d->c.step.rows = d->batch->rows;
     d->c.step.sequences = d->batch->sequence_count;
     d->c.step.logit_rows = d->batch->logit_rows;
@@ -565,6 +621,12 @@ static void begin_step(struct drive *d)
         (void)try_(d, ft_cuda_embed(&d->c, lane->compute), "launching the embedding");
     if (wants_capture(d->batch))
         capture_residual(d, 0);
+    lane->streaming = d->batch->prefill && d->step->plan->staging_experts >= m->expert_count && !fused &&
+                      (uint64_t)d->batch->rows * m->topk >= STREAM_FROM * (uint64_t)m->expert_count;
+    if (lane->streaming) {
+        stream_layer(d, 0);
+        stream_layer(d, 1);
+    }
 }
 
 static bool drive_job(struct drive *d, uint32_t job)
@@ -652,7 +714,8 @@ int ft_lane_cuda_start(struct ft_lane_cuda *lane, struct ft_step *step,
     lane->options = *options;
     lane->watchdog_ns = WATCHDOG_NS;
     lane->layers = calloc(step->model->layer_count, sizeof *lane->layers);
-    if (!lane->layers)
+    lane->staged_at = calloc(2ull * FT_MAX(step->model->expert_count, 1u), sizeof *lane->staged_at);
+    if (!lane->layers || !lane->staged_at)
         return ft_error_set(err, FT_MEMORY, "no memory for the GPU's view of the weights");
     int status = ft_cuda_upload_weights(lane, err);
     if (status == FT_OK)

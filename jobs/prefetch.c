@@ -56,8 +56,9 @@ void ft_prefetch_offer(struct ft_step *step, struct ft_layer_out *out)
     out->prefetch_expert = p->expert;
     out->prefetch_victim = p->victim;
     out->prefetch_count = 0;
-    out->prefetch_max =
-        step->slots.count && !step->x.batch->prefill && !step->cuda ? FT_PREFETCH_MAX - (published - p->settled) : 0;
+    out->prefetch_max = step->slots.count && !step->x.batch->prefill && !step->cuda
+                            ? FT_PREFETCH_MAX - (published - p->settled)
+                            : 0;
 }
 
 void ft_prefetch_publish(struct ft_step *step, const struct ft_layer_out *out)

@@ -595,6 +595,8 @@ static void begin_step(struct drive *d)
     d->c.step.rows = d->batch->rows;
     d->c.step.sequences = d->batch->sequence_count;
     d->c.step.logit_rows = d->batch->logit_rows;
+    if (d->batch->prefill) /* no expert runs on the CPU */
+        d->c.exchange.host_x = NULL;
     if (d->batch->prefill || d->batch->rows > FT_CUDA_DECODE_ROWS)
         d->c.exchange.forced_ids = NULL; /* given routing is for decode steps */
     if (lane->broken) {

@@ -348,6 +348,11 @@ int ft_cuda_launch_front(const struct ft_cuda *c, uint32_t layer, uint32_t token
     if (spec->dense) {
         RUN(ft_cuda_dense_mlp(c, layer, stream));
     } else {
+        /* A captured route writes the CPU's input itself, and only when it is needed. */
+        if (!captured && c->exchange.host_x)
+            RUN((int)cudaMemcpyAsync(c->exchange.host_x, c->base + c->space.x,
+                                     (uint64_t)c->step.rows * c->model->hidden * sizeof(float),
+                                     cudaMemcpyDeviceToHost, (cudaStream_t)stream));
         RUN(ft_cuda_route(c, layer, captured, stream));
     }
     return error;

@@ -120,13 +120,17 @@ static void count_record(struct ft_session *session, const struct ft_trace_recor
 
 static void observe(struct ft_session *session, const struct ft_trace_record *record)
 {
-    if (record->kind != FT_RECORD_JOB)
+    bool link_wait = record->kind == FT_RECORD_WAIT && record->lane == FT_LANE_DEVICE &&
+                     record->detail == FT_WAIT_LINK && record->layer != UINT16_MAX;
+    if (record->kind != FT_RECORD_JOB && !link_wait)
         return;
     struct ft_observation seen = {.op = record->op,
                                   .lane = record->lane,
+                                  .wait = link_wait ? FT_WAIT_LINK : FT_WAIT_NONE,
                                   .layer = record->layer,
                                   .rows = record->rows,
                                   .bytes = record->bytes,
+                                  .start_ns = (double)record->start_ns,
                                   .duration_ns = (double)(record->end_ns - record->start_ns),
                                   .predicted_ns = record->predicted_ns};
     session->options.policy->observe(session->step.policy_state, &seen);

@@ -149,7 +149,7 @@ static uint64_t default_slots(const struct ft_plan_draft *draft)
     return FT_MIN(FT_MIN(draft->expert_count, wanted), (uint64_t)FT_SLOTS_DEFAULT_MAX);
 }
 
-/* Slots of a resolved strategy. */
+/* Slots of a strategy that is settled. */
 static void choose_slots(struct ft_plan_draft *draft)
 {
     const struct ft_plan_options *options = draft->options;
@@ -189,17 +189,18 @@ static void resolve_auto(struct ft_plan_draft *draft)
     if (plan->fits && !draft->options->slot_count && !(draft->options->slot_rate > 0)) {
         snprintf(plan->strategy_reason, room, "auto: all %llu experts fit the device",
                  (unsigned long long)draft->expert_count);
-    } else if (measured_share(draft->machine) > 0) {
-        plan->strategy = FT_STRATEGY_HYBRID;
-        snprintf(plan->strategy_reason, room, "auto: link and CPU together were measured at %.1f + %.1f GB/s",
+        return;
+    }
+    plan->strategy = FT_STRATEGY_AUTO; /* its policy chooses per layer */
+    if (measured_share(draft->machine) > 0)
+        snprintf(plan->strategy_reason, room,
+                 "what ends first, layer by layer; link and CPU together were measured at %.1f + %.1f GB/s",
                  draft->machine->link_overlap_bytes_per_s / 1e9,
                  draft->machine->cpu_overlap_bytes_per_s / 1e9);
-    } else {
-        plan->strategy = FT_STRATEGY_OFFLOAD;
+    else
         snprintf(plan->strategy_reason, room,
-                 "auto: not every expert fits the device, and CPU and link were not "
-                 "measured together");
-    }
+                 "what ends first, layer by layer; link and CPU were not measured%s",
+                 draft->options->deterministic ? " (--deterministic): defaults stay" : " yet");
 }
 
 static void choose_strategy(struct ft_plan_draft *draft)

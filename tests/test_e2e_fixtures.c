@@ -197,7 +197,8 @@ static void check_fixture(const char *name)
                 {FT_STRATEGY_CPU, FT_DEVICE_HOST},
                 {FT_STRATEGY_FUSED, FT_DEVICE_HOST},
                 {FT_STRATEGY_OFFLOAD, FT_DEVICE_HOST},
-                {FT_STRATEGY_HYBRID, FT_DEVICE_HOST}};
+                {FT_STRATEGY_HYBRID, FT_DEVICE_HOST},
+                {FT_STRATEGY_AUTO, FT_DEVICE_HOST}};
     static const uint32_t chunks[] = {128, 1, 7, 16};
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     for (uint32_t w = 0; w < sizeof ways / sizeof *ways; w++)

@@ -291,7 +291,8 @@ TEST(cards_get_as_many_slots_as_they_hold)
         CHECK_OK(make(), &err);
         CHECK(plan.fits);
         CHECK_EQ(plan.device, FT_DEVICE_CUDA);
-        CHECK_EQ(plan.strategy, FT_STRATEGY_OFFLOAD);
+        CHECK_EQ(plan.strategy, FT_STRATEGY_AUTO);
+        CHECK(strstr(plan.strategy_reason, "were not measured") != NULL);
         CHECK_EQ(plan.workers, 15);
 #ifndef FT_TINY
         CHECK(plan.slot_count > before);
@@ -310,7 +311,10 @@ TEST(cards_get_as_many_slots_as_they_hold)
     machine.cpu_overlap_bytes_per_s = 21.89e9;
     machine.link_overlap_bytes_per_s = 8.41e9;
     CHECK_OK(make(), &err);
-    CHECK_EQ(plan.strategy, FT_STRATEGY_HYBRID);
+    CHECK_EQ(plan.strategy, FT_STRATEGY_AUTO);
+    CHECK(strstr(plan.strategy_reason, "measured at 8.4 + 21.9 GB/s") != NULL);
+    options.strategy = FT_STRATEGY_HYBRID;
+    CHECK_OK(make(), &err);
     CHECK_NEAR(plan.fetch_share, 8.41 / (8.41 + 21.89), 1e-9);
     use_machine(16, 200, 96);
     CHECK_OK(make(), &err);
@@ -440,7 +444,7 @@ TEST(plans_are_pure_and_json_is_stable)
     CHECK(strcmp(first, second) == 0);
     json_t *root = json_loads(first, 0, &where);
     REQUIRE(root != NULL);
-    CHECK(strcmp(json_string_value(json_object_get(root, "strategy")), "offload") == 0);
+    CHECK(strcmp(json_string_value(json_object_get(root, "strategy")), "auto") == 0);
     CHECK_EQ(json_integer_value(json_object_get(root, "slot_count")), plan.slot_count);
     CHECK_EQ(json_array_size(json_object_get(root, "memory")), plan.term_count);
     CHECK_EQ(json_object_size(json_object_get(root, "ops")), FT_OP_COUNT);

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/open.h"
 
+#include "jobs/gpu_mover.h"
 #include "planner/plan_make.h"
 #include "planner/policies.h"
 #include "tools/interrupt.h"
 #include "tools/machine_probe.h"
+#include "tools/measure_start.h"
 #include "tools/replay_file.h"
 
 #include <errno.h>
@@ -290,13 +292,50 @@ static int load_weights(struct ft_engine *engine, const struct ft_open_options *
     return status;
 }
 
-/* ---- the session ---- */
+/* ---- what strategy auto decides by ---- */
 
 static const char *wanted_isa(const struct ft_open_options *options)
 {
     const char *isa = options->isa ? options->isa : getenv("FT_ISA");
     return isa && isa[0] ? isa : NULL;
 }
+
+/* Without the figures auto begins with defaults, so a failure is only said. */
+static int measure(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
+{
+    struct ft_plan_options wishes;
+    struct ft_error failure;
+    if (options->replay || !ft_measure_wanted(&engine->plan, &engine->machine))
+        return FT_OK;
+    const struct ft_measure_options measure = {.model = engine->model,
+                                               .weights = engine->weights,
+                                               .topology = &engine->topology,
+                                               .plan = &engine->plan,
+                                               .format = engine->sizes.expert_format,
+                                               .isa = wanted_isa(options),
+                                               .link_bytes_per_s = options->link_gbs * 1e9,
+                                               .gpu = options->gpu,
+                                               .pin = options->pin};
+    int status = ft_measure_start(&measure, &engine->machine, &engine->mover, &failure);
+    if (status != FT_OK) {
+        if (!options->quiet)
+            fprintf(stderr, "ft: note: link and CPU could not be measured, auto begins with defaults: %s\n",
+                    failure.message);
+        return FT_OK;
+    }
+    /* The same sizes again: only the reason is another. */
+    resolve_options(options, &wishes);
+    status = ft_plan_make(engine->model, &engine->sizes, &engine->machine, &wishes, &engine->plan, err);
+    if (status == FT_OK && !options->quiet)
+        fprintf(stderr, "ft: auto: measured link %.1f, CPU %.1f, together %.1f + %.1f GB/s of experts\n",
+                engine->machine.link_bytes_per_s / 1e9,
+                engine->machine.cpu_expert_bytes_per_s[measure.format] / 1e9,
+                engine->machine.link_overlap_bytes_per_s / 1e9,
+                engine->machine.cpu_overlap_bytes_per_s / 1e9);
+    return status;
+}
+
+/* ---- the session ---- */
 
 static int open_session(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
 {
@@ -367,6 +406,8 @@ static int open_rest(struct ft_engine *engine, const struct ft_open_options *opt
     if (status == FT_OK && engine->checkpoint)
         status = load_weights(engine, options, err);
     if (status == FT_OK)
+        status = measure(engine, options, err);
+    if (status == FT_OK)
         status = open_session(engine, options, err);
     return status;
 }
@@ -396,6 +437,7 @@ int ft_engine_close(struct ft_engine *engine, struct ft_error *err)
         memset(engine, 0, sizeof *engine);
         return status;
     }
+    ft_gpu_mover_close(engine->mover);
     if (engine->is_loaded)
         ft_loaded_fini(&engine->loaded);
     if (engine->owns_tables)

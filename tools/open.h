@@ -6,6 +6,8 @@
  *   topology -> machine --------------------+-> plan (fits?) -> tables, weights (progress) -> session
  *   --replay, --strategy -> policy --------'
  *
+ * Strategy auto measures link and CPU between weights and session (tools/measure_start.h).
+ *
  * ft_engine_plan stops after the plan (no weight is read); ft_engine_open goes on. Ownership: the engine owns
  * everything it names; close ends it in reverse order and is safe on a half-open or zeroed engine.
  * Threads: one at a time. Errors: prepended with what was being done; nothing is left half-made.
@@ -63,6 +65,7 @@ struct ft_engine {
     const struct ft_routing *routing; /* as given; NULL = the router's own choices */
     bool owns_tables;
     struct ft_load_stats load;
+    struct ft_gpu_mover *mover; /* measured for strategy auto; keeps the banks pinned. NULL = not */
     struct ft_trace_file trace;
     struct ft_session *session;
 };

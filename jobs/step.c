@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "jobs/step.h"
 
+#include "jobs/lane_cuda.h"
+
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -408,10 +410,13 @@ int ft_step_run(struct ft_step *step, const struct ft_graph *graph, struct ft_ba
             batch->rows, (double)timeout_ns * 1e-9);
     int failed = atomic_load_explicit(&step->failed, memory_order_acquire);
     if (step->slots.count) {
-        if (failed != FT_OK)
+        if (failed != FT_OK) {
             ft_slots_forget_step(&step->slots, step->step_number);
-        else
+            if (step->cuda) /* its own map still has what is forgotten */
+                ft_lane_cuda_map_changed(step->cuda);
+        } else {
             ft_slots_release(&step->slots, step->x.active.slot, step->x.active.count);
+        }
     }
     step->cpu_experts_last = step->cpu_experts > 0;
     if (failed != FT_OK)

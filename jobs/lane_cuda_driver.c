@@ -15,6 +15,7 @@
 #include "jobs/session.h"
 
 #define JOIN_NS 5000000000ull
+#define DRAIN_LOOK_NS 1000000
 #define LOOK_EVERY 1024u /* polls between two looks at the clock */
 #define SPIN_NS 2000000u /* of polling before short sleeps */
 #define SLEEP_NS 50000
@@ -22,6 +23,9 @@
 #define STREAM_FROM 2u     /* picks per expert from which on nearly all experts of a layer are used */
 #define BETWEEN_NS 200000u /* of looking for the next step before the driver sleeps */
 #define WATCHDOG_NS 20000000000ull
+/* A longer gap between two looks is time in which this process was stopped, and proves nothing about the GPU.
+ */
+#define LOOK_NS_MAX 200000000ull
 
 /* One step as the driver sees it. */
 struct drive {
@@ -35,15 +39,20 @@ struct drive {
     bool layer_on_cpu; /* the layer at hand has experts on the CPU */
 };
 
+/* release: whoever polls on the device sees it and gives up. Like every flag it holds the step's epoch. */
+static void give_up(struct drive *d)
+{
+    __atomic_store_n(d->lane->host.abort, d->epoch, __ATOMIC_RELEASE);
+}
+
 static void fail(struct drive *d, int error, const char *what)
 {
     struct ft_lane_cuda *lane = d->lane;
     if (!lane->broken)
         ft_step_fail(d->step, FT_SYSTEM, "GPU %d: %s: %s (%s)", lane->gpu, what,
                      cudaGetErrorString((cudaError_t)error), cudaGetErrorName((cudaError_t)error));
-    lane->broken = true;
-    /* release: whoever polls on the device sees it and gives up */
-    __atomic_store_n(lane->host.abort, 1u, __ATOMIC_RELEASE);
+    ft_cuda_break(lane, error, what);
+    give_up(d);
 }
 
 static bool try_(struct drive *d, int error, const char *what)
@@ -64,7 +73,7 @@ static bool wait_flag(struct drive *d, const uint32_t *flag, const char *what)
 {
     struct ft_lane_cuda *lane = d->lane;
     struct ft_clock *clock = &d->step->clock;
-    uint64_t start = ft_clock_ns(clock), asked = start;
+    uint64_t start = ft_clock_ns(clock), asked = start, looked = start, waited = 0;
     if (lane->broken)
         return false;
     for (uint32_t polls = 1; !is_raised(flag, d->epoch); polls++) {
@@ -84,7 +93,9 @@ static bool wait_flag(struct drive *d, const uint32_t *flag, const char *what)
                 return false;
             }
         }
-        if (now - start > lane->watchdog_ns || atomic_load_explicit(&d->step->stop, memory_order_acquire)) {
+        waited += FT_MIN(now - looked, LOOK_NS_MAX);
+        looked = now;
+        if (waited > lane->watchdog_ns || atomic_load_explicit(&d->step->stop, memory_order_acquire)) {
             fail(d, cudaErrorLaunchTimeout, what);
             return false;
         }
@@ -600,11 +611,12 @@ static void begin_step(struct drive *d)
     if (d->batch->prefill || d->batch->rows > FT_CUDA_DECODE_ROWS)
         d->c.exchange.forced_ids = NULL; /* given routing is for decode steps */
     if (lane->broken) {
-        ft_step_fail(d->step, FT_SYSTEM, "GPU %d failed in an earlier step: the session cannot go on",
-                     lane->gpu);
+        ft_step_fail(d->step, FT_SYSTEM, "GPU %d failed before (%s): the session cannot go on, open it again",
+                     lane->gpu, lane->broken_by);
         return;
     }
-    ft_cuda_fill_inputs(lane, d->batch, d->epoch);
+    if (!try_(d, ft_cuda_fill_inputs(lane, d->batch, d->epoch), "copying the recent tokens"))
+        return;
     if (d->captured) {
         struct ft_cuda_capture *capture = NULL;
         if (lane->map_dirty && !try_(d, upload_map(lane), "copying the slot map"))
@@ -612,7 +624,7 @@ static void begin_step(struct drive *d)
         if (ft_cuda_find_capture(lane, d->batch->rows, d->batch->logit_rows, d->tokens, &capture, &err) !=
             FT_OK) {
             ft_step_fail(d->step, err.code, "%s", err.message);
-            lane->broken = true;
+            ft_cuda_break(lane, 0, "capturing a decode step");
             return;
         }
         (void)try_(d, (int)cudaGraphLaunch(capture->exec, lane->compute), "launching a decode step");
@@ -674,8 +686,10 @@ static void *driver_main(void *context)
         d.tokens = ft_cuda_tokens_bound(d.batch);
         begin_step(&d);
         for (uint32_t i = 0; i < count; i++)
-            if (!drive_job(&d, graph->device_jobs[i]))
+            if (!drive_job(&d, graph->device_jobs[i])) {
+                give_up(&d); /* or what waits on the GPU waits for ever */
                 return NULL;
+            }
     }
     return NULL;
 }
@@ -714,7 +728,7 @@ int ft_lane_cuda_start(struct ft_lane_cuda *lane, struct ft_step *step,
 {
     lane->step = step;
     lane->options = *options;
-    lane->watchdog_ns = WATCHDOG_NS;
+    lane->watchdog_ns = options->watchdog_ns ? options->watchdog_ns : WATCHDOG_NS;
     lane->layers = calloc(step->model->layer_count, sizeof *lane->layers);
     lane->staged_at = calloc(2ull * FT_MAX(step->model->expert_count, 1u), sizeof *lane->staged_at);
     if (!lane->layers || !lane->staged_at)
@@ -733,11 +747,27 @@ int ft_lane_cuda_start(struct ft_lane_cuda *lane, struct ft_step *step,
     return status == FT_OK ? ft_serial_start(&step->device, "ft-gpu", driver_main, lane, err) : status;
 }
 
+/* Whether the stream comes to its end, or is lost, in bounded time: a synchronize would wait for ever for a
+ * kernel that hangs. */
+static bool drains(cudaStream_t stream)
+{
+    struct timespec nap = {0, DRAIN_LOOK_NS};
+    for (uint64_t waited = 0; cudaStreamQuery(stream) == cudaErrorNotReady; waited += DRAIN_LOOK_NS) {
+        if (waited > JOIN_NS)
+            return false;
+        nanosleep(&nap, NULL);
+    }
+    (void)cudaGetLastError();
+    return true;
+}
+
 void ft_lane_cuda_stop(struct ft_lane_cuda *lane)
 {
     if (!lane->step)
         return;
     atomic_store_explicit(&lane->step->stop, true, memory_order_release);
     ft_park_wake_all(&lane->step->device.park);
-    ft_serial_join(&lane->step->device, JOIN_NS);
+    bool joined = ft_serial_join(&lane->step->device, JOIN_NS);
+    if (joined && !(drains(lane->compute) && drains(lane->copy)))
+        lane->step->device.started = true; /* the GPU still works on the session's memory: stuck, too */
 }

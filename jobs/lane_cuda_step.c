@@ -245,9 +245,10 @@ uint32_t ft_cuda_tokens_bound(const struct ft_batch *batch)
     return bound;
 }
 
-static void fill_sampling(struct ft_lane_cuda *lane, const struct ft_batch *batch,
-                          struct ft_cuda_sampling *out)
+static int fill_sampling(struct ft_lane_cuda *lane, const struct ft_batch *batch,
+                         struct ft_cuda_sampling *out)
 {
+    int error = 0;
     for (uint32_t l = 0; l < batch->logit_rows; l++) {
         uint32_t row = batch->logit_row[l];
         const struct ft_batch_sequence *s = &batch->sequences[batch->row_sequence[row]];
@@ -265,9 +266,11 @@ static void fill_sampling(struct ft_lane_cuda *lane, const struct ft_batch *batc
         if (p->repetition_penalty == 1 || !out[l].wanted)
             continue;
         out[l].recent_count = FT_MIN(s->token_count, lane->recent_max);
-        (void)cudaMemcpyAsync(recent, s->tokens, out[l].recent_count * 4ull, cudaMemcpyHostToDevice,
-                              lane->compute);
+        if (!error)
+            error = (int)cudaMemcpyAsync(recent, s->tokens, out[l].recent_count * 4ull,
+                                         cudaMemcpyHostToDevice, lane->compute);
     }
+    return error;
 }
 
 /* Given routing of a decode step: [layers, rows, k]. */
@@ -283,7 +286,7 @@ static void fill_forced(struct ft_lane_cuda *lane, const struct ft_batch *batch)
         }
 }
 
-void ft_cuda_fill_inputs(struct ft_lane_cuda *lane, const struct ft_batch *batch, uint32_t epoch)
+int ft_cuda_fill_inputs(struct ft_lane_cuda *lane, const struct ft_batch *batch, uint32_t epoch)
 {
     const struct ft_cuda_inputs *in = &lane->inputs;
     char *base = lane->inputs_host;
@@ -309,7 +312,7 @@ void ft_cuda_fill_inputs(struct ft_lane_cuda *lane, const struct ft_batch *batch
         lane->c.step.sampled[l] = FT_NONE;
     if (lane->host.forced && !batch->prefill && batch->rows <= FT_CUDA_DECODE_ROWS)
         fill_forced(lane, batch);
-    fill_sampling(lane, batch, (struct ft_cuda_sampling *)(base + in->sampling));
+    return fill_sampling(lane, batch, (struct ft_cuda_sampling *)(base + in->sampling));
 }
 
 int ft_cuda_copy_inputs(struct ft_lane_cuda *lane)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "jobs/step.h"
 
+#include "jobs/lane_cuda.h"
+
 #include <errno.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -452,10 +454,13 @@ int ft_step_run(struct ft_step *step, const struct ft_graph *graph, struct ft_ba
         ft_park_wake(&step->io.park);
     int failed = atomic_load_explicit(&step->failed, memory_order_acquire);
     if (step->slots.count) {
-        if (failed != FT_OK)
+        if (failed != FT_OK) {
             ft_slots_forget_step(&step->slots, step->step_number);
-        else
+            if (step->cuda) /* its own map still has what is forgotten */
+                ft_lane_cuda_map_changed(step->cuda);
+        } else {
             ft_slots_release(&step->slots, step->x.active.slot, step->x.active.count);
+        }
         ft_prefetch_settle(step, ft_step_thread(step, FT_STEP_SESSION));
     }
     step->cpu_experts_last = step->cpu_experts > 0;

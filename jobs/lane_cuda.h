@@ -33,6 +33,7 @@
 
 struct ft_lane_cuda;
 struct ft_step;
+struct ft_topology;
 
 struct ft_lane_cuda_options {
     const struct ft_weights *weights; /* the host's */
@@ -40,6 +41,7 @@ struct ft_lane_cuda_options {
     uint32_t pages_max; /* of one sequence */
     enum ft_handshake handshake;
     double link_bytes_per_s; /* throttle; 0 = none */
+    const struct ft_topology *topology; /* NULL: the driver thread floats */
     uint64_t watchdog_ns;    /* bound of every wait for the GPU in a step; 0 = 20 s */
 };
 

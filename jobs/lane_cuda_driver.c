@@ -13,6 +13,7 @@
 
 #include "jobs/lane_cuda_internal.h"
 #include "jobs/session.h"
+#include "jobs/topology.h"
 
 #define JOIN_NS 5000000000ull
 #define DRAIN_LOOK_NS 1000000
@@ -670,6 +671,17 @@ static bool drive_job(struct drive *d, uint32_t job)
     return true;
 }
 
+/* The driver polls: on a core that it shares with a worker each would wait for the other's time slice. */
+static void take_core(const struct ft_lane_cuda *lane)
+{
+    const struct ft_topology *topology = lane->options.topology;
+    if (!topology)
+        return;
+    uint32_t core = ft_topology_service_core(topology, lane->step->workers, 0);
+    if (core != FT_NONE)
+        (void)ft_topology_bind(topology, core);
+}
+
 static void *driver_main(void *context)
 {
     struct ft_lane_cuda *lane = context;
@@ -677,6 +689,7 @@ static void *driver_main(void *context)
     struct drive d = {.lane = lane, .step = step, .thread = ft_step_thread(step, FT_STEP_DEVICE)};
     uint32_t seen = 0;
     (void)cudaSetDevice(lane->gpu);
+    take_core(lane);
     while (ft_step_wait_epoch(step, d.thread, &step->device, BETWEEN_NS, BETWEEN_NS, &seen)) {
         const struct ft_graph *graph = step->graph;
         uint32_t count = graph->device_count;

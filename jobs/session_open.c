@@ -334,7 +334,8 @@ static int start_gpu(struct ft_session *session, struct ft_error *err)
                                            .logit_rows_max = session->plan.logit_rows_max,
                                            .pages_max = session->plan.page_count,
                                            .handshake = o->handshake,
-                                           .link_bytes_per_s = o->link_bytes_per_s};
+                                           .link_bytes_per_s = o->link_bytes_per_s,
+                                           .topology = o->pin ? o->topology : NULL};
     return ft_lane_cuda_start(session->cuda, &session->step, &options, err);
 }
 

@@ -6,7 +6,7 @@
 
 #include "jobs/lane_cuda_internal.h"
 
-#define TOKENS_BOUND_MIN 256u
+#define TOKENS_BOUND_MIN FT_GPU_TOKENS_MIN
 #define COUNTER_COUNT 64u
 
 /* ---- buffers ---- */
@@ -189,11 +189,8 @@ static int make_workspace(struct ft_lane_cuda *lane, struct ft_error *err)
     uint32_t half = FT_MAX(m->rotary_dim / 2, 1u);
     ft_workspace_init(&c->space, m, lane->options.rows_max, lane->options.sequences_max,
                       lane->options.logit_rows_max);
-    uint32_t tokens = TOKENS_BOUND_MIN;
-    while (tokens < (uint64_t)lane->options.pages_max * lane->step->plan->page_tokens)
-        tokens *= 2;
-    c->scratch_bytes = FT_MAX(ft_cuda_scratch_bytes(m, lane->options.rows_max),
-                              ft_cuda_attention_scratch_bytes(m, lane->options.rows_max, tokens));
+    c->scratch_bytes = ft_workspace_gpu_bytes(
+        m, lane->options.rows_max, (uint64_t)lane->options.pages_max * lane->step->plan->page_tokens);
     int status = ft_cuda_alloc(lane, FT_TIER_DEVICE, c->space.count * sizeof(float), "activations",
                                (void **)&c->base, err);
     if (status == FT_OK)

@@ -33,19 +33,12 @@ static inline bool ft_selects(const struct ft_cuda *c, uint32_t layer, uint32_t 
            tokens_max / m->indexer_ratio > m->indexer_budget / m->indexer_ratio;
 }
 
-/*
- * A row's visible tokens are cut into splits that blocks work on side by side. The cut follows from the
- * number of visible tokens alone, so that a row's sums do not depend on its company: tiles of 64 tokens, at
- * most 16 splits up to 64 tiles, then 4 tiles a split, at most 128 splits.
- */
-#define FT_ATTENTION_TILE 64u
-#define FT_ATTENTION_SPLITS_MAX 128u
+/* How a row's visible tokens are cut: graph/workspace.h. */
+#define FT_ATTENTION_TILE FT_GPU_ATTENTION_TILE
+#define FT_ATTENTION_SPLITS_MAX FT_GPU_ATTENTION_SPLITS_MAX
 static __host__ __device__ inline uint32_t ft_attention_splits(uint32_t tokens)
 {
-    uint32_t tiles = (tokens + FT_ATTENTION_TILE - 1) / FT_ATTENTION_TILE;
-    if (tiles <= 64)
-        return tiles < 16 ? tiles : 16;
-    return tiles / 4 < FT_ATTENTION_SPLITS_MAX ? (tiles + 3) / 4 : FT_ATTENTION_SPLITS_MAX;
+    return ft_gpu_attention_splits(tokens);
 }
 
 /*
@@ -55,12 +48,7 @@ static __host__ __device__ inline uint32_t ft_attention_splits(uint32_t tokens)
  */
 static inline uint64_t ft_attention_scratch(const struct ft_model *m, uint32_t rows, uint32_t tokens_max)
 {
-    uint64_t r = rows < FT_CUDA_DECODE_ROWS ? rows : FT_CUDA_DECODE_ROWS;
-    uint64_t splits = ft_attention_splits(tokens_max);
-    uint64_t partials = splits > 1 ? r * m->head_count * splits * (m->head_dim + 2) * 4 : 0;
-    uint64_t blocks = m->indexer_ratio ? tokens_max / m->indexer_ratio : 0;
-    uint64_t scores = rows > r && blocks ? 264 * blocks * 4 : r * blocks * 4;
-    return ft_round_up(partials > scores ? partials : scores, 256);
+    return ft_workspace_gpu_attention_bytes(m, rows, tokens_max);
 }
 
 /* Everything that both forms of attention read. */

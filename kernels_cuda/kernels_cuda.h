@@ -31,7 +31,7 @@ extern "C" {
 
 /* Up to here an op takes its decode form (weights read once for all rows, one kernel per op); above, its prefill form
  * (matrix units). */
-#define FT_CUDA_DECODE_ROWS 16u
+#define FT_CUDA_DECODE_ROWS FT_GPU_DECODE_ROWS
 #define FT_CUDA_FLAG_STRIDE 32u /* u32 between two flags: a line of 128 bytes each */
 
 /* Kinds of GPU time stamps of a layer, in the order in which their kernels run: each is written by one thread when the

@@ -163,6 +163,15 @@ plans() {
     is_json out plan
     expect 1 'does not fit' "$ft" plan --model "$tiny" --ram 8M
     refuse 1 'does not fit' "$ft" run --quiet --model "$tiny" --ram 8M hi
+    expect 0 'smallest GPU:' "$ft" plan --model "$tiny"
+    expect 0 '"smallest_gpu"' "$ft" plan --json --model "$tiny"
+    expect 0 'fp8, quantised at load' "$ft" plan --model "$tiny" --dense fp8
+    refuse 1 '--dense fp8' "$ft" run --quiet --model "$tiny" --dense fp8 hi
+    refuse 2 'bf16' "$ft" plan --model "$tiny" --dense int8
+    expect 0 'fits' "$ft" plan --shape qwen3.8-flash-next --ram 128G --device cuda --vram 12G --strategy offload
+    expect 1 'does not fit' "$ft" plan --shape qwen3.8-flash-next --ram 128G --device cuda --vram 6G --strategy offload
+    expect 0 'fits' "$ft" plan --shape qwen3.8-flash-next --ram 128G --device cuda --vram 6G --strategy offload --dense fp8
+    refuse 2 '--shape' "$ft" plan --model "$tiny" --shape qwen3.8-flash-next
 }
 
 tokenizers() {

@@ -24,6 +24,7 @@ struct fixture_config {
     uint32_t workers, chunk, slots, sequences;
     double share, link_gbs, link_delay_us;
     const char *isa, *trace, *replay;
+    uint32_t fp8_uses; /* dense matrices to quantise, enum ft_dense_use */
     bool all_logits, deterministic, ram_tables;
     enum ft_handshake handshake; /* of a GPU */
 };
@@ -54,6 +55,7 @@ static int fixture_open(struct ft_engine *engine, const char *dir, const struct 
     options.trace = config->trace;
     options.replay = config->replay;
     options.handshake = config->handshake;
+    options.fp8_uses = config->fp8_uses;
     options.quiet = true;
     options.pin = false;
     return ft_engine_open(engine, &options, err);

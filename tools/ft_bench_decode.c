@@ -32,7 +32,7 @@
 struct options {
     const char *shape, *routing, *ple_file, *trace, *isa;
     struct ft_shape_cuts cuts;
-    uint32_t format, strategy, device, slots, batch, context, steps, warmup, workers, io;
+    uint32_t format, dense, strategy, device, slots, batch, context, steps, warmup, workers, io;
     double cache_rate, link_gbs, share, ceiling_seconds, device_gbs;
     uint64_t seed, ple_bytes;
     bool device_given, compare, prefill, json, pin;
@@ -43,7 +43,7 @@ static const enum ft_format formats[] = {FT_FORMAT_NVFP4, FT_FORMAT_MXFP4, FT_FO
 static const enum ft_strategy compared[] = {FT_STRATEGY_OFFLOAD, FT_STRATEGY_CPU, FT_STRATEGY_HYBRID,
                                             FT_STRATEGY_AUTO};
 
-_Static_assert(FT_STRATEGY_HYBRID == 4 && FT_DEVICE_CUDA == 2 && FT_IO_PREAD == 2,
+_Static_assert(FT_STRATEGY_HYBRID == 4 && FT_DEVICE_CUDA == 2 && FT_IO_PREAD == 2 && FT_DENSE_TO_FP8 == 1,
                "choices below are in the order of their enums");
 
 #define FIELD(name) offsetof(struct options, name), FT_OPTION_NO_FIELD
@@ -52,6 +52,7 @@ static const struct ft_option table[] = {
      FIELD(shape), 0, 0},
     {"format", "nvfp4|mxfp4|fp8_block|bf16|ds_fp4", "of the experts", NULL, FT_OPTION_CHOICE, FIELD(format),
      0, 0},
+    {"dense", "bf16|fp8", "of the dense weights", NULL, FT_OPTION_CHOICE, FIELD(dense), 0, 0},
     {"layers", "N", "the first N layers only", "all", FT_OPTION_U32, FIELD(cuts.layers), 1, FT_LAYERS_MAX},
     {"experts", "N", "experts of a layer", "all", FT_OPTION_U32, FIELD(cuts.experts), 1, FT_EXPERTS_MAX},
     {"vocab", "N", "tokens of the vocabulary", "all", FT_OPTION_U32, FIELD(cuts.vocab), 16, 1e9},
@@ -473,8 +474,11 @@ static int check_plans(struct bench *bench, const enum ft_strategy *strategies, 
 static int make_weights(struct bench *bench, struct ft_error *err)
 {
     const struct options *o = bench->options;
-    const struct ft_synthetic_options options = {
-        .format = formats[o->format], .seed = o->seed, .topology = &bench->topology, .go_on = go_on};
+    const struct ft_synthetic_options options = {.format = formats[o->format],
+                                                 .dense = (enum ft_dense)o->dense,
+                                                 .seed = o->seed,
+                                                 .topology = &bench->topology,
+                                                 .go_on = go_on};
     int status = ft_synthetic_make(&bench->model, &options, &bench->loaded, &bench->report.made, err);
     for (uint32_t i = 0; status == FT_OK && i < bench->model.layer_count; i++)
         if (!bench->model.layers[i].dense)
@@ -536,7 +540,8 @@ static int prepare(struct bench *bench, struct ft_error *err)
     cuts.no_ple = !o->ple_file;
     int status = ft_shapes_read(o->shape, &cuts, &bench->model, r->shape, sizeof r->shape, err);
     if (status == FT_OK)
-        status = ft_synthetic_sizes(&bench->model, formats[o->format], &bench->sizes, err);
+        status = ft_synthetic_sizes(&bench->model, formats[o->format], (enum ft_dense)o->dense, &bench->sizes,
+                                    err);
     if (status == FT_OK && !bench->sizes.moe_layer_count)
         status = ft_error_set(err, FT_UNSUPPORTED, "%s has no experts", r->shape);
     if (status == FT_OK)

@@ -24,7 +24,8 @@
 #define FIELD(name) offsetof(struct ft_open_options, name), FT_OPTION_NO_FIELD
 #define GIVEN(name, flag) offsetof(struct ft_open_options, name), offsetof(struct ft_open_options, flag)
 
-_Static_assert(FT_STRATEGY_HYBRID == 4 && FT_DEVICE_HOST == 1 && FT_IO_PREAD == 2 && FT_ROWS_RAM == 1,
+_Static_assert(FT_STRATEGY_HYBRID == 4 && FT_DEVICE_HOST == 1 && FT_IO_PREAD == 2 && FT_ROWS_RAM == 1 &&
+                   FT_DENSE_TO_FP8 == 1 && FT_DENSE_AUTO == 2,
                "choices below are in the order of their enums");
 
 const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
@@ -56,6 +57,9 @@ const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
     {"ram", "BYTES", "limit of memory", "what is available", FT_OPTION_BYTES, FIELD(plan.ram_bytes), 0, 0},
     {"ple-backend", "disk|ram", "where PLE tables are read from", NULL, FT_OPTION_CHOICE, FIELD(ple_backend),
      0, 0},
+    {"dense", "bf16|fp8|auto",
+     "dense weights: as stored, or fp8 (half the memory), which is planned but not accurate enough to run",
+     NULL, FT_OPTION_CHOICE, FIELD(dense), 0, 0},
     {"io", "auto|uring|pread", "how files are read", NULL, FT_OPTION_CHOICE, FIELD(io), 0, 0},
     {"deterministic", NULL, "same bits every time: nothing depends on measured time", NULL, FT_OPTION_FLAG,
      FIELD(plan.deterministic), 0, 0},
@@ -196,6 +200,26 @@ static int check_contradictions(const struct ft_open_options *options, const str
     return FT_OK;
 }
 
+static bool fp8_is_accepted(void)
+{
+    return (FT_FP8_USES & ~FT_FP8_USES_ACCEPTED) == 0;
+}
+
+/* auto: as stored when everything fits as wished, else fp8 (where that is accurate enough to be chosen). */
+static int plan_dense(struct ft_engine *engine, enum ft_dense dense, const struct ft_plan_options *wishes,
+                      struct ft_error *err)
+{
+    struct ft_plan *plan = &engine->plan;
+    if (dense == FT_DENSE_AUTO && !fp8_is_accepted())
+        dense = FT_DENSE_AS_STORED;
+    engine->sizes = engine->dense_sizes[dense == FT_DENSE_TO_FP8];
+    int status = ft_plan_make(engine->model, &engine->sizes, &engine->machine, wishes, plan, err);
+    if (status != FT_OK || dense != FT_DENSE_AUTO || (plan->fits && !plan->lowered))
+        return status;
+    engine->sizes = engine->dense_sizes[FT_DENSE_TO_FP8];
+    return ft_plan_make(engine->model, &engine->sizes, &engine->machine, wishes, plan, err);
+}
+
 /* machine: NULL = this one, as it is now. */
 static int make_plan(struct ft_engine *engine, const struct ft_open_options *options,
                      const struct ft_machine *machine, struct ft_error *err)
@@ -208,12 +232,17 @@ static int make_plan(struct ft_engine *engine, const struct ft_open_options *opt
         ft_machine_probe(&engine->machine, &engine->topology, NULL);
     if (!options->device_given || options->device == FT_DEVICE_CUDA) {
         int found = ft_machine_probe_gpu(&engine->machine, options->gpu, err);
-        if (found != FT_OK && options->device_given)
-            return found;
+        if (found != FT_OK && options->device_given) {
+            if (!options->assume_gpu || !options->plan.device_bytes)
+                return found;
+            engine->machine.device = FT_DEVICE_CUDA;
+            engine->machine.device_memory_bytes = options->plan.device_bytes;
+        }
     }
     if (options->link_gbs > 0)
         engine->machine.link_bytes_per_s = options->link_gbs * 1e9;
-    int status = ft_plan_make(engine->model, &engine->sizes, &engine->machine, &wishes, &engine->plan, err);
+    int status =
+        plan_dense(engine, options->fp8_uses ? FT_DENSE_TO_FP8 : (enum ft_dense)options->dense, &wishes, err);
     return status == FT_OK ? check_contradictions(options, &engine->plan, err) : status;
 }
 
@@ -236,6 +265,11 @@ static int close_failed(struct ft_engine *engine, int status)
     return status;
 }
 
+static uint32_t fp8_uses(const struct ft_open_options *options)
+{
+    return options->fp8_uses ? options->fp8_uses : FT_FP8_USES;
+}
+
 int ft_engine_plan(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
 {
     memset(engine, 0, sizeof *engine);
@@ -244,7 +278,9 @@ int ft_engine_plan(struct ft_engine *engine, const struct ft_open_options *optio
         status = ft_checkpoint_open(&engine->checkpoint, engine->dir, err);
     if (status == FT_OK) {
         engine->model = ft_checkpoint_model(engine->checkpoint);
-        status = ft_load_sizes(engine->checkpoint, &engine->sizes, err);
+        for (uint32_t dense = 0; dense < 2 && status == FT_OK; dense++)
+            status = ft_load_sizes(engine->checkpoint, dense ? fp8_uses(options) : 0,
+                                   &engine->dense_sizes[dense], err);
     }
     if (status == FT_OK)
         status = plan_model(engine, options, NULL, err);
@@ -256,7 +292,8 @@ int ft_engine_plan_parts(struct ft_engine *engine, const struct ft_open_options 
 {
     memset(engine, 0, sizeof *engine);
     engine->model = parts->model;
-    engine->sizes = *parts->sizes;
+    engine->dense_sizes[FT_DENSE_AS_STORED] = *parts->sizes;
+    engine->dense_sizes[FT_DENSE_TO_FP8] = parts->fp8_sizes ? *parts->fp8_sizes : *parts->sizes;
     engine->weights = parts->weights;
     engine->tables = parts->tables;
     engine->routing = parts->routing;
@@ -280,8 +317,10 @@ static bool show_progress(void *context, uint64_t done, uint64_t total)
 static int load_weights(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
 {
     int shown = !options->quiet && isatty(STDERR_FILENO) ? 0 : -1; /* -1: show nothing */
-    struct ft_load_options load = {
-        .backend = (enum ft_io_backend)options->io, .progress = show_progress, .progress_context = &shown};
+    struct ft_load_options load = {.backend = (enum ft_io_backend)options->io,
+                                   .fp8_uses = engine->plan.dense == FT_DENSE_TO_FP8 ? fp8_uses(options) : 0,
+                                   .progress = show_progress,
+                                   .progress_context = &shown};
     int status = ft_load(engine->checkpoint, &load, &engine->loaded, &engine->load, err);
     if (shown >= 0)
         fputs("\r\033[K", stderr);
@@ -388,6 +427,13 @@ static int open_rest(struct ft_engine *engine, const struct ft_open_options *opt
 {
     if (!engine->plan.fits)
         return ft_error_set(err, FT_MEMORY, "the model does not fit: %s", engine->plan.advice);
+    if (engine->checkpoint && engine->plan.dense == FT_DENSE_TO_FP8 && !options->fp8_uses &&
+        !fp8_is_accepted())
+        return ft_error_set(
+            err, FT_UNSUPPORTED,
+            "--dense fp8: would change logits by more than 2%% of the largest (e4m3 has 3 bits of "
+            "mantissa, a noise of 2.6%% in every product), so it can be planned and benchmarked, "
+            "but not run: leave --dense out");
     int status = ft_policies_find_for(&engine->policy, engine->plan.strategy, err);
     /* What may be refused comes before the load, which can take minutes. */
     struct ft_kernels kernels;

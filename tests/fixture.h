@@ -63,7 +63,7 @@ static int fixture_open(struct ft_engine *engine, const char *dir, const struct 
 
 /* Runs until nothing is queued; appends each sequence's new tokens to out[handle] (when out is not NULL).
  * Returns the number of failed sequences. */
-static uint32_t fixture_drain(struct ft_session *session, uint32_t out[][256], uint32_t *counts)
+static inline uint32_t fixture_drain(struct ft_session *session, uint32_t out[][256], uint32_t *counts)
 {
     struct ft_error err;
     struct ft_event *events = malloc(2 * FT_SEQUENCES_MAX * sizeof *events);

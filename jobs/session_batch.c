@@ -4,6 +4,8 @@
 
 #include "jobs/session_internal.h"
 
+#define RECORDS_AHEAD 16u
+
 /* Rows that a sequence still has to compute. */
 static uint32_t left(const struct ft_sequence *sequence)
 {
@@ -152,7 +154,8 @@ static void record_tail(struct ft_session *session, uint32_t thread)
     }
 }
 
-static void summarise(struct ft_session *session, struct ft_step_summary *summary)
+/* wait_ns is filled while the records are counted. */
+static void summarise(const struct ft_session *session, struct ft_step_summary *summary)
 {
     const struct ft_step *step = &session->step;
     *summary = (struct ft_step_summary){.step = step->step_number,
@@ -163,12 +166,6 @@ static void summarise(struct ft_session *session, struct ft_step_summary *summar
                                         .misses = step->misses,
                                         .fetches = step->fetches,
                                         .cpu_experts = step->cpu_experts};
-    for (uint32_t t = 0; t < step->thread_count; t++)
-        for (uint32_t i = 0; i < step->traces[t].count; i++) {
-            const struct ft_trace_record *record = &step->traces[t].records[i];
-            if (record->kind == FT_RECORD_WAIT)
-                summary->wait_ns[record->detail] += (double)(record->end_ns - record->start_ns);
-        }
 }
 
 static void call_trace(struct ft_session *session)
@@ -209,15 +206,24 @@ void ft_session_collect(struct ft_session *session)
     struct ft_step *step = &session->step;
     struct ft_session_stats *stats = &session->stats;
     const struct ft_policy *policy = session->options.policy;
+    struct ft_step_summary summary;
     double ns = (double)(step->end_ns - step->begin_ns);
+    summarise(session, &summary);
     bool learns = policy->observe && !session->plan.deterministic;
     for (uint32_t t = 0; t < step->thread_count; t++) {
         if (t < step->workers)
             record_tail(session, t);
-        for (uint32_t i = 0; i < step->traces[t].count; i++) {
-            count_record(session, &step->traces[t].records[i]);
+        const struct ft_trace_ring *ring = &step->traces[t];
+        for (uint32_t i = 0; i < ring->count; i++) {
+            const struct ft_trace_record *record = &ring->records[i];
+            /* Other cores wrote these lines: each is some 100 ns away, unless it is asked for in time. */
+            if (i + RECORDS_AHEAD < ring->count)
+                __builtin_prefetch(record + RECORDS_AHEAD);
+            count_record(session, record);
+            if (record->kind == FT_RECORD_WAIT)
+                summary.wait_ns[record->detail] += (double)(record->end_ns - record->start_ns);
             if (learns)
-                observe(session, &step->traces[t].records[i]);
+                observe(session, record);
         }
         stats->trace_dropped += step->traces[t].dropped;
     }
@@ -232,11 +238,8 @@ void ft_session_collect(struct ft_session *session)
     stats->cpu_experts += step->cpu_experts;
     stats->policy_repairs += step->repairs;
     step->repairs = 0;
-    if (policy->step_end) {
-        struct ft_step_summary summary;
-        summarise(session, &summary);
+    if (policy->step_end)
         policy->step_end(step->policy_state, &summary);
-    }
     if (session->options.trace)
         call_trace(session);
 }

@@ -348,7 +348,7 @@ static int measure_shape(const struct ft_bench_step_options *options, struct rep
     if (status == FT_OK)
         status = read_shape(options->shape, model, report, err);
     if (status == FT_OK)
-        status = ft_synthetic_sizes(model, synthetic.format, &sizes, err);
+        status = ft_synthetic_sizes(model, synthetic.format, FT_DENSE_AS_STORED, &sizes, err);
     if (status == FT_OK) {
         snprintf(report->model + strlen(report->model), sizeof report->model - strlen(report->model), " (");
         init_open(&open, options);

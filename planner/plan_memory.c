@@ -10,7 +10,7 @@
 #define STAGING_BYTES_MAX (UINT64_C(64) << 20)
 #define STAGING_SHARE_OF_GPU 32u
 #define WORKSPACE_BYTES_MAX (UINT64_C(48) << 20)
-#define WORKSPACE_SHARE_OF_GPU 16u
+#define WORKSPACE_SHARE_OF_GPU 32u
 #define CHUNK_ROWS_MIN 8u
 
 static const struct {
@@ -83,10 +83,10 @@ static uint32_t staging_experts(const struct ft_plan_draft *draft)
         return 0;
     if (plan->strategy == FT_STRATEGY_FUSED)
         return 1;
-    /* On a GPU prefill streams whole layers through the two halves, if they are a small part of its memory.
-     */
-    uint64_t most = gpu ? FT_MAX(STAGING_BYTES_MAX, tier_limit(draft, FT_TIER_DEVICE) / STAGING_SHARE_OF_GPU)
-                        : STAGING_BYTES_MAX;
+    /* A large GPU holds whole layers in the two halves, which prefill then streams ahead of the routers. */
+    uint64_t layer = ft_plan_times(draft->model->expert_count, draft->sizes->expert_bytes_max);
+    bool whole = gpu && layer <= tier_limit(draft, FT_TIER_DEVICE) / STAGING_SHARE_OF_GPU;
+    uint64_t most = whole ? layer : STAGING_BYTES_MAX;
     uint64_t fit = FT_MAX(most / FT_MAX(draft->sizes->expert_bytes_max, UINT64_C(1)), UINT64_C(1));
     uint64_t active = ft_plan_times(plan->chunk_rows, draft->model->topk);
     return (uint32_t)FT_MAX(FT_MIN(FT_MIN(fit, active), (uint64_t)draft->model->expert_count), UINT64_C(1));

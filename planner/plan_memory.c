@@ -10,7 +10,7 @@
 #define STAGING_BYTES_MAX (UINT64_C(64) << 20)
 #define STAGING_SHARE_OF_GPU 32u
 #define WORKSPACE_BYTES_MAX (UINT64_C(48) << 20)
-#define WORKSPACE_SHARE_OF_GPU 32u
+#define WORKSPACE_SHARE_OF_GPU 64u
 #define CHUNK_ROWS_MIN 8u
 
 static const struct {

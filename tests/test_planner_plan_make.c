@@ -302,7 +302,7 @@ TEST(cards_get_as_many_slots_as_they_hold)
         CHECK_EQ(term(FT_POOL_SLOTS)->bytes, (uint64_t)plan.slot_count * 2764864);
 #endif
         CHECK(plan.staging_experts >= 1 && plan.staging_experts * 2764864ull <= 64ull << 20);
-        CHECK(term(FT_POOL_WORKSPACE)->bytes <= plan.limit_bytes[FT_TIER_DEVICE] / 32 + (48ull << 20));
+        CHECK(term(FT_POOL_WORKSPACE)->bytes <= plan.limit_bytes[FT_TIER_DEVICE] / 12);
         CHECK_EQ(term(FT_POOL_EMBED)->tier, FT_TIER_RAM);
         CHECK_EQ(term(FT_POOL_HEAD)->tier, FT_TIER_DEVICE);
     }
@@ -487,7 +487,7 @@ TEST(a_plan_says_when_it_gives_less_than_was_wished)
     use_machine(16, 128, 24);
     CHECK_OK(make(), &err);
     CHECK(plan.fits && !plan.lowered);
-    use_machine(16, 128, 9); /* KV and state of 8 sequences do not fit beside the weights */
+    use_machine(16, 128, 8); /* KV and state of 8 sequences do not fit beside the weights */
     CHECK_OK(make(), &err);
     CHECK(plan.fits && plan.lowered);
 }

@@ -22,6 +22,7 @@
 #define SLEEP_NS 50000
 #define QUERY_NS 1000000u  /* between two questions whether the GPU still lives */
 #define STREAM_FROM 2u     /* picks per expert from which on nearly all experts of a layer are used */
+#define WARM_JOBS 160u     /* dynamic jobs of one layer of a decode step, about */
 #define BETWEEN_NS 200000u /* of looking for the next step before the driver sleeps */
 #define WATCHDOG_NS 20000000000ull
 /* A longer gap between two looks is time in which this process was stopped, and proves nothing about the GPU.
@@ -402,6 +403,24 @@ static void invent_ids(struct drive *d, uint32_t *ids)
         ids[i] = i % d->step->model->topk;
 }
 
+/* While the GPU is busy with the dense part of a layer: takes the lines that the expansion will write, which
+ * the workers read for the layer before, each of them some 100 ns away. */
+static void warm_expansion(const struct drive *d)
+{
+    const struct ft_step *step = d->step;
+    const struct ft_active *a = &step->x.active;
+    uint32_t jobs = FT_MIN(step->graph->reserved_count, WARM_JOBS);
+    const char *dynamic = (const char *)step->dynamic,
+               *counter = (const char *)&step->counter[step->graph->static_count];
+    for (uint64_t at = 0; at < jobs * sizeof *step->dynamic; at += 64)
+        __builtin_prefetch(dynamic + at, 1);
+    for (uint64_t at = 0; at < jobs * sizeof *step->counter; at += 64)
+        __builtin_prefetch(counter + at, 1);
+    const void *arrays[] = {a->expert, a->rows, a->pair_begin, a->pair_row, a->pair_out, a->blob};
+    for (uint32_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        __builtin_prefetch(arrays[i], 1);
+}
+
 static void drive_router(struct drive *d, uint32_t job, uint32_t layer)
 {
     struct ft_lane_cuda *lane = d->lane;
@@ -411,6 +430,8 @@ static void drive_router(struct drive *d, uint32_t job, uint32_t layer)
     if (!d->captured && !lane->broken)
         (void)try_(d, ft_cuda_launch_front(&d->c, layer, d->tokens, false, lane->compute),
                    "launching a layer");
+    if (d->captured)
+        warm_expansion(d);
     if (!wait_flag(d, flag_of(e->routed, layer), "waiting for the router"))
         invent_ids(d, ids);
     step->router_ids = ids;

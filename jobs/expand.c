@@ -332,7 +332,7 @@ static void add_waves(struct filler *f, uint32_t layer)
     atomic_store_explicit(&step->link_published, published, memory_order_release);
 }
 
-static void count_places(struct ft_step *step, uint32_t expert_bytes)
+static void count_places(struct ft_step *step, uint32_t layer, uint32_t expert_bytes)
 {
     const struct ft_active *a = &step->x.active;
     uint32_t cpu = 0, fetch = 0, resident = 0;
@@ -347,6 +347,8 @@ static void count_places(struct ft_step *step, uint32_t expert_bytes)
     if (step->plan->device != FT_DEVICE_NONE) {
         step->hits += resident;
         step->misses += a->count - resident;
+        step->layer_hits[layer] += resident;
+        step->layer_misses[layer] += a->count - resident;
     }
 }
 
@@ -364,7 +366,7 @@ uint32_t ft_step_expand(struct ft_step *step, uint32_t thread, uint32_t layer, u
     group_rows(step);
     decide(step, layer, &out);
     record_choices(step, thread, layer);
-    count_places(step, w->expert_layout.bytes);
+    count_places(step, layer, w->expert_layout.bytes);
     step->dynamic_count = 0;
     uint32_t cpu_experts = 0, ready = count;
     for (uint32_t i = 0; i < a->count; i++) {

@@ -443,6 +443,14 @@ void ft_session_stats(const struct ft_session *session, struct ft_session_stats 
         ft_row_reader_stats(session->step.rows, &stats->ple);
 }
 
+void ft_session_layer_stats(const struct ft_session *session, uint32_t layer, uint64_t *hits,
+                            uint64_t *misses)
+{
+    FT_ASSERT_LT(layer, session->options.model->layer_count);
+    *hits = session->step.layer_hits[layer];
+    *misses = session->step.layer_misses[layer];
+}
+
 uint64_t ft_session_now_ns(const struct ft_session *session)
 {
     return ft_clock_ns(&session->step.clock);

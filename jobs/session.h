@@ -155,6 +155,9 @@ struct ft_session_stats {
     struct ft_row_stats ple;
 };
 void ft_session_stats(const struct ft_session *session, struct ft_session_stats *stats);
+/* Active experts of one layer that were in a slot, and that were not, since open; both 0 without a device. */
+void ft_session_layer_stats(const struct ft_session *session, uint32_t layer, uint64_t *hits,
+                            uint64_t *misses);
 uint64_t ft_session_now_ns(const struct ft_session *session);
 enum ft_isa ft_session_isa(const struct ft_session *session);
 const char *ft_session_note(

@@ -176,6 +176,8 @@ static int push_step(struct ft_session *session, struct ft_pools *pools, struct 
     PUSH(threads, &step->traces);
     PUSH(threads, &step->pending);
     PUSH(wants, &step->wants);
+    PUSH(model->layer_count, &step->layer_hits);
+    PUSH(model->layer_count, &step->layer_misses);
 #undef PUSH
     for (uint32_t i = 0; status == FT_OK && i < threads; i++) {
         struct ft_trace_record *records;

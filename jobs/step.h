@@ -97,6 +97,7 @@ struct ft_step {
     uint64_t begin_ns, end_ns;
     uint32_t hits, misses, fetches, cpu_experts, repairs;
     uint64_t fetch_bytes;
+    uint64_t *layer_hits, *layer_misses; /* [layer_count] since open, of a device's slots */
     /* a GPU: */
     struct ft_lane_cuda *cuda;  /* NULL = none */
     const uint32_t *router_ids; /* [rows, k] of the layer at hand; NULL = the workspace's */

@@ -45,6 +45,9 @@ const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
      FIELD(plan.slot_rate), 0, 1},
     {"hybrid-share", "X", "hybrid: share of the misses to fetch, 0 .. 1", "as measured, else 0.5",
      FT_OPTION_F64, FIELD(plan.fetch_share), 0, 1},
+    {"moe-cache-auto", NULL, "as many expert slots as the device has room for",
+     "on, unless a size or rate is given", FT_OPTION_FLAG, FIELD(cache_auto), 0, 0},
+    {"kv-reserve-tokens", "N", "the same as --kv-tokens", NULL, FT_OPTION_U32, FIELD(plan.kv_tokens), 1, 1e9},
     {"kv-tokens", "N", "tokens in the KV pool, all sequences together",
      "up to 8192, more when prompts need it", FT_OPTION_U32, FIELD(plan.kv_tokens), 1, 1e9},
     {"sequences", "N", "sequences decoded together", "8, or the number of prompts", FT_OPTION_U32,
@@ -188,6 +191,11 @@ static int check_contradictions(const struct ft_open_options *options, const str
     if (size && rate)
         return ft_error_set(err, FT_USAGE,
                             "--moe-cache-size and --moe-cache-rate say the same thing: give one of them");
+    if ((size || rate) && options->cache_auto)
+        return ft_error_set(
+            err, FT_USAGE,
+            "--moe-cache-auto leaves the number of slots to the plan: do not give --moe-cache-%s too",
+            size ? "size" : "rate");
     if (options->plan.device_bytes && plan->device == FT_DEVICE_NONE)
         return ft_error_set(err, FT_USAGE,
                             "--vram: there is no device whose memory could be limited; give --device host or "

@@ -30,6 +30,7 @@ struct ft_open_options {
     struct ft_plan_options plan;
     /* as parsed; resolved into `plan` */
     uint32_t strategy, device;
+    bool cache_auto;         /* say so: slots fill the device, the default */
     uint32_t gpu, handshake; /* enum ft_handshake */
     bool device_given, snapshot_given;
     uint32_t ple_backend; /* 0 disk, 1 ram */
@@ -43,7 +44,7 @@ struct ft_open_options {
     bool pin, quiet;
 };
 
-#define FT_OPEN_OPTION_COUNT 26u
+#define FT_OPEN_OPTION_COUNT 28u
 extern const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT];
 void ft_open_options_init(struct ft_open_options *options);
 /* The group of engine options for a command's option set; options is the target. */

@@ -215,6 +215,21 @@ static void write_counts(const struct ft_session_stats *stats, struct ft_json *j
     ft_json_u64(json, "ple_read_bytes", stats->ple.read_bytes);
 }
 
+/* Hits and misses of the slots, layer by layer. */
+static void write_layers(const struct ft_engine *engine, struct ft_json *json)
+{
+    ft_json_open(json, '[', "layers");
+    for (uint32_t i = 0; i < engine->model->layer_count; i++) {
+        uint64_t hits, misses;
+        ft_session_layer_stats(engine->session, i, &hits, &misses);
+        ft_json_open(json, '{', NULL);
+        ft_json_u64(json, "hits", hits);
+        ft_json_u64(json, "misses", misses);
+        ft_json_close(json, '}');
+    }
+    ft_json_close(json, ']');
+}
+
 void ft_summary_write_json(const struct ft_summary *summary, const struct ft_engine *engine,
                            struct ft_json *json, const char *key)
 {
@@ -236,5 +251,7 @@ void ft_summary_write_json(const struct ft_summary *summary, const struct ft_eng
     ft_json_f64(json, "decode_tok_s", decode_per_second(&stats));
     write_times(&stats, json);
     write_counts(&stats, json);
+    if (engine->plan.device != FT_DEVICE_NONE)
+        write_layers(engine, json);
     ft_json_close(json, '}');
 }

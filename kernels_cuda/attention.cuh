@@ -35,17 +35,27 @@ static inline bool ft_selects(const struct ft_cuda *c, uint32_t layer, uint32_t 
 
 /*
  * A row's visible tokens are cut into splits that blocks work on side by side. The cut follows from the
- * number of visible tokens alone, so that a row's sums do not depend on its company: tiles of 64 tokens, at
- * most 16 splits up to 64 tiles, then 4 tiles a split, at most 128 splits.
+ * number of visible tokens alone, so that a row's sums do not depend on its company: splits of 16 tokens up
+ * to 256 tokens, then 16 splits up to 1024 tokens, 64 tokens a split up to 36 splits, then 256 tokens a
+ * split, at most 128 splits. The number of splits grows with the tokens; those at the end may be empty.
  */
 #define FT_ATTENTION_TILE 64u
 #define FT_ATTENTION_SPLITS_MAX 128u
 static __host__ __device__ inline uint32_t ft_attention_splits(uint32_t tokens)
 {
-    uint32_t tiles = (tokens + FT_ATTENTION_TILE - 1) / FT_ATTENTION_TILE;
-    if (tiles <= 64)
-        return tiles < 16 ? tiles : 16;
-    return tiles / 4 < FT_ATTENTION_SPLITS_MAX ? (tiles + 3) / 4 : FT_ATTENTION_SPLITS_MAX;
+    uint32_t few = (tokens + 15) / 16, some = (tokens + 63) / 64, many = (tokens + 255) / 256;
+    if (few <= 16)
+        return few ? few : 1;
+    if (many > 36)
+        return many < FT_ATTENTION_SPLITS_MAX ? many : FT_ATTENTION_SPLITS_MAX;
+    return some < 16 ? 16 : some < 36 ? some : 36;
+}
+/* Tokens of a split: whole rows of 16 up to a tile, then whole tiles. */
+static __host__ __device__ inline uint32_t ft_attention_share(uint32_t tokens, uint32_t splits)
+{
+    uint32_t share = (tokens + splits - 1) / splits,
+             unit = share <= FT_ATTENTION_TILE ? 16 : FT_ATTENTION_TILE;
+    return (share + unit - 1) / unit * unit;
 }
 
 /*

@@ -560,7 +560,7 @@ static void attention_of_every_shape()
     attention_equals_the_cpu("full, 3 rows", gated, decode_3);
     attention_equals_the_cpu("full, 16 rows", plain, decode_of(16, 13));
     attention_equals_the_cpu("full, splits merged by the last block", single, {{1300, 1}, {70, 1}, {0, 1}});
-    attention_equals_the_cpu("full, splits merged by a kernel", single, {{4500, 1}, {700, 1}});
+    attention_equals_the_cpu("full, splits merged by a kernel", single, {{9300, 1}, {700, 1}});
     attention_equals_the_cpu("full, more counters than there are", plain, decode_of(16, 20));
     attention_equals_the_cpu("full, sinks, splits", sinks_full, {{200, 1}, {5, 1}});
     attention_equals_the_cpu("full, group of 5", group_5, decode_of(8, 21));
@@ -619,7 +619,7 @@ static void rows_do_not_depend_on_their_company()
 {
     a_row_does_not_depend_on_its_company(
         "company, full", {FT_ATTENTION_FULL, 4, 2, 64, 64, false, true, false, true, 0, 0, 0, 0, 0},
-        {{4500, 1}, {900, 1}, {130, 1}, {3, 1}});
+        {{9300, 1}, {900, 1}, {130, 1}, {3, 1}});
     a_row_does_not_depend_on_its_company(
         "company, sparse", {FT_ATTENTION_SPARSE, 4, 2, 32, 8, true, true, true, false, 0, 4, 32, 64, 4},
         {{700, 1}, {69, 1}, {2, 1}});

@@ -87,10 +87,12 @@ uint64_t ft_workspace_gpu_bytes(const struct ft_model *model, uint32_t rows, uin
 #define FT_GPU_ATTENTION_SPLITS_MAX 128u
 static FT_GPU_AND_HOST inline uint32_t ft_gpu_attention_splits(uint32_t tokens)
 {
-    uint32_t tiles = (tokens + FT_GPU_ATTENTION_TILE - 1) / FT_GPU_ATTENTION_TILE;
-    if (tiles <= 64)
-        return tiles < 16 ? tiles : 16;
-    return tiles / 4 < FT_GPU_ATTENTION_SPLITS_MAX ? (tiles + 3) / 4 : FT_GPU_ATTENTION_SPLITS_MAX;
+    uint32_t few = (tokens + 15) / 16, some = (tokens + 63) / 64, many = (tokens + 255) / 256;
+    if (few <= 16)
+        return few ? few : 1;
+    if (many > 36)
+        return many < FT_GPU_ATTENTION_SPLITS_MAX ? many : FT_GPU_ATTENTION_SPLITS_MAX;
+    return some < 16 ? 16 : some < 36 ? some : 36;
 }
 /* Widest f32 row of the prefill forms: one stream, or the hidden values of a dense MLP. */
 static inline uint64_t ft_gpu_widest_row(const struct ft_model *model)

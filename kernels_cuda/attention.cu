@@ -15,7 +15,7 @@ namespace
 {
 
 constexpr unsigned THREADS = 256, WARPS = THREADS / 32, TILE = FT_ATTENTION_TILE, DIM_MAX = 256;
-constexpr unsigned MERGE_INLINE = 16; /* most splits that the last block merges itself */
+constexpr unsigned MERGE_INLINE = 36; /* most splits that the last block merges itself */
 constexpr unsigned COUNTERS = 64, RED_HEADS = 4;
 
 struct row_args {
@@ -100,8 +100,12 @@ __device__ __forceinline__ void merge_dims(const row_args &args, uint64_t index,
                                            uint32_t splits, const float *scaled, uint32_t at)
 {
     const float *partial = args.partial + index * args.split_limit * args.a.dim + at;
-    float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 8
+    float4 sum = make_float4(0, 0, 0, 0), gate = make_float4(1, 1, 1, 1);
+    if (args.a.gate)
+        gate = make_float4(
+            ft_attention_gate(args.a, row, head, at), ft_attention_gate(args.a, row, head, at + 1),
+            ft_attention_gate(args.a, row, head, at + 2), ft_attention_gate(args.a, row, head, at + 3));
+#pragma unroll 16
     for (uint32_t i = 0; i < splits; i++) {
         float4 part = __ldcg((const float4 *)(partial + (uint64_t)i * args.a.dim));
         sum.x = fmaf(scaled[i], part.x, sum.x);
@@ -109,12 +113,7 @@ __device__ __forceinline__ void merge_dims(const row_args &args, uint64_t index,
         sum.z = fmaf(scaled[i], part.z, sum.z);
         sum.w = fmaf(scaled[i], part.w, sum.w);
     }
-    if (args.a.gate) {
-        sum.x *= ft_attention_gate(args.a, row, head, at);
-        sum.y *= ft_attention_gate(args.a, row, head, at + 1);
-        sum.z *= ft_attention_gate(args.a, row, head, at + 2);
-        sum.w *= ft_attention_gate(args.a, row, head, at + 3);
-    }
+    sum = make_float4(sum.x * gate.x, sum.y * gate.y, sum.z * gate.z, sum.w * gate.w);
     *(float4 *)(args.a.out + row * args.a.out_stride + (uint64_t)head * args.a.dim + at) = sum;
 }
 
@@ -149,7 +148,7 @@ __device__ __forceinline__ void score_tile(const float *q, const float *const *k
     unsigned lane = threadIdx.x & 31, sub = lane & 7, first = (threadIdx.x >> 5) * 8 + (lane >> 3) * 2;
     const float *k0 = keys[first], *k1 = keys[first + 1];
     float sum[2][G] = {};
-#pragma unroll 4
+#pragma unroll(G <= 4 ? 8 : 4)
     for (uint32_t at = 4 * sub; at < (D ? D : dim); at += 32) {
         float4 a = *(const float4 *)(k0 + at), b = *(const float4 *)(k1 + at);
 #pragma unroll
@@ -200,7 +199,7 @@ __device__ __forceinline__ void add_values(const float *weights, const float *co
                                            uint32_t count, uint32_t first, uint32_t step, uint32_t at,
                                            float4 (&acc)[G])
 {
-#pragma unroll 4
+#pragma unroll(G <= 4 ? 8 : 4)
     for (uint32_t t = first; t < count; t += step) {
         float4 v = *(const float4 *)(keys[t] + to_value + at);
         const float *w = weights + t * room<G>::PITCH;
@@ -221,12 +220,19 @@ template <int G, int D> __global__ void __launch_bounds__(THREADS) attend_rows(r
     FT_SHARED(uint32_t, last, 1);
     const ft_attend_args &a = args.a;
     const uint32_t dim = D ? D : a.dim, z = blockIdx.z, row = row_of(args, z);
-    if (row == FT_NONE)
+    ft_begin_next();
+    if (a.select) /* written by the kernel in front */
+        ft_wait_previous();
+    if (row == FT_NONE) {
+        ft_wait_previous();
         return;
+    }
     visible v = visible_of(a, row);
     uint32_t splits = splits_of(args, v.count), split = blockIdx.y;
-    if (split >= splits)
+    if (split >= splits) {
+        ft_wait_previous();
         return;
+    }
     const float **keys = (const float **)memory; /* two tiles */
     float *q = (float *)(keys + 2 * TILE), *red = q + G * dim, *weights = red + RED_HEADS * THREADS * 4;
     float *scores = weights + room<G>::WEIGHTS, *max = scores + room<G>::SCORES, *sum = max + G,
@@ -234,16 +240,30 @@ template <int G, int D> __global__ void __launch_bounds__(THREADS) attend_rows(r
     uint32_t kv_head = blockIdx.x / args.chunks, chunk = blockIdx.x % args.chunks;
     uint32_t head0 = kv_head * a.group + chunk * G, heads = min((uint32_t)G, a.group - chunk * G);
     uint32_t sequence = a.row_sequence[row];
-    uint32_t tiles = (v.count + TILE - 1) / TILE, share = (tiles + splits - 1) / splits;
-    uint32_t begin = min(split * share * TILE, v.count), end = min(begin + share * TILE, v.count);
-    for (uint32_t i = threadIdx.x; i < G * dim; i += THREADS) /* heads that do not exist: zero */
-        q[i] = i < heads * dim ? a.query[((uint64_t)row * a.heads + head0) * dim + i] : 0.0f;
+    uint32_t share = ft_attention_share(v.count, splits);
+    uint32_t begin = min(split * share, v.count), end = min(begin + share, v.count);
     if (threadIdx.x < G) {
         max[threadIdx.x] = -INFINITY;
         sum[threadIdx.x] = 0;
     }
     if (threadIdx.x < TILE && begin < end)
         find_keys(a, v, sequence, kv_head, begin, end, threadIdx.x, keys);
+    __syncthreads();
+    if (!a.select) {
+        /* Tokens of earlier steps lie in their pages: they may come to L2 while the kernel in front still
+         * runs. A line that a token of this step shares with them is asked for at most, not read. */
+        uint32_t lines = min(TILE, end - begin) * (dim / 32);
+        for (uint32_t i = threadIdx.x; i < lines; i += THREADS) {
+            const float *line = keys[i / (dim / 32)] + i % (dim / 32) * 32;
+            ft_prefetch_l2(line);
+            ft_prefetch_l2(line + (a.v_offset - a.k_offset));
+        }
+        ft_wait_previous();
+    }
+    for (uint32_t i = 4 * threadIdx.x; i < G * dim; i += 4 * THREADS) /* heads that do not exist: zero */
+        *(float4 *)(q + i) = i < heads * dim
+                                 ? *(const float4 *)(a.query + ((uint64_t)row * a.heads + head0) * dim + i)
+                                 : make_float4(0, 0, 0, 0);
     __syncthreads();
     const uint32_t quads = dim / 4, groups = THREADS / quads, mine = threadIdx.x / quads,
                    at = threadIdx.x % quads * 4;
@@ -338,6 +358,8 @@ template <int G, int D> __global__ void __launch_bounds__(THREADS) attend_rows(r
 __global__ void __launch_bounds__(DIM_MAX / 4) merge_rows(row_args args)
 {
     FT_SHARED(float, scaled, FT_ATTENTION_SPLITS_MAX);
+    ft_begin_next();
+    ft_wait_previous();
     uint32_t head = blockIdx.x, z = blockIdx.y, row = row_of(args, z);
     if (row == FT_NONE)
         return;
@@ -356,7 +378,7 @@ template <int G, int D> int launch_dim(const row_args &args, dim3 grid, void *st
 {
     size_t shared = room<G>::bytes(args.a.dim);
     int status = shared > 48 * 1024 ? FT_SHARED_LIMIT((attend_rows<G, D>), shared) : 0;
-    return status ? status : FT_LAUNCH((attend_rows<G, D>), grid, dim3(THREADS), shared, stream, args);
+    return status ? status : FT_LAUNCH_NEXT((attend_rows<G, D>), grid, dim3(THREADS), shared, stream, args);
 }
 
 template <int G> int launch_group(const row_args &args, dim3 grid, void *stream)
@@ -406,6 +428,9 @@ int attend(const struct ft_cuda *c, row_args args, uint32_t depth, uint32_t toke
             splits, (uint32_t)ft_div_up(4ull * FT_MAX(c->multiprocessors, 1), (uint64_t)a.kv_heads * depth));
     args.split_limit = splits;
     args.chunks = (a.group + 15) / 16;
+    /* Few blocks: up to four heads each, K and V then come from L2 several times. Sums stay the same. */
+    if ((uint64_t)a.kv_heads * args.chunks * splits * depth < 2ull * c->multiprocessors)
+        args.chunks = (a.group + 3) / 4;
     args.partial = (float *)c->scratch;
     args.weight = (float2 *)(args.partial + (uint64_t)depth * a.heads * splits * a.dim);
     bool inside = splits <= MERGE_INLINE && (uint64_t)a.kv_heads * args.chunks * depth <= COUNTERS;
@@ -413,7 +438,7 @@ int attend(const struct ft_cuda *c, row_args args, uint32_t depth, uint32_t toke
     int status = launch_rows(args, splits, depth, stream);
     if (status || splits == 1 || inside)
         return status;
-    return FT_LAUNCH(merge_rows, dim3(a.heads, depth), dim3(DIM_MAX / 4), 0, stream, args);
+    return FT_LAUNCH_NEXT(merge_rows, dim3(a.heads, depth), dim3(DIM_MAX / 4), 0, stream, args);
 }
 
 } // namespace

@@ -33,12 +33,25 @@ static inline bool ft_selects(const struct ft_cuda *c, uint32_t layer, uint32_t 
            tokens_max / m->indexer_ratio > m->indexer_budget / m->indexer_ratio;
 }
 
-/* How a row's visible tokens are cut: graph/workspace.h. */
+/*
+ * A row's visible tokens are cut into splits that blocks work on side by side. The cut follows from the
+ * number of visible tokens alone, so that a row's sums do not depend on its company: splits of 16 tokens up
+ * to 256 tokens, then 16 splits up to 1024 tokens, 64 tokens a split up to 36 splits, then 256 tokens a
+ * split, at most 128 splits (graph/workspace.h, where plans count their scratch). The number of splits grows
+ * with the tokens; those at the end may be empty.
+ */
 #define FT_ATTENTION_TILE FT_GPU_ATTENTION_TILE
 #define FT_ATTENTION_SPLITS_MAX FT_GPU_ATTENTION_SPLITS_MAX
 static __host__ __device__ inline uint32_t ft_attention_splits(uint32_t tokens)
 {
     return ft_gpu_attention_splits(tokens);
+}
+/* Tokens of a split: whole rows of 16 up to a tile, then whole tiles. */
+static __host__ __device__ inline uint32_t ft_attention_share(uint32_t tokens, uint32_t splits)
+{
+    uint32_t share = (tokens + splits - 1) / splits,
+             unit = share <= FT_ATTENTION_TILE ? 16 : FT_ATTENTION_TILE;
+    return (share + unit - 1) / unit * unit;
 }
 
 /*

@@ -3,8 +3,8 @@
  * Norm and rotation of queries and keys, keys and values into their pages, the indexer's queries and keys.
  *
  * One warp per (row, unit); units of a row: query heads, key heads, value heads and, in sparse layers,
- * indexer queries and the indexer key. A lane holds elements i and i + rotary_dim / 2 of its pairs, so
- * nothing crosses lanes but the sum of squares.
+ * indexer queries and the indexer key. A lane reads the partners of its elements too, so that nothing crosses
+ * lanes but the sum of squares and everything is read at once.
  *
  * Raw indexer keys: a block of `ratio` of them becomes one key when its last row comes. Several rows of one
  * block may be in one launch, so the closing warp takes rows of this step from `project` and only the rows
@@ -16,7 +16,7 @@
 namespace
 {
 
-constexpr unsigned WARPS = 4;
+constexpr unsigned WARPS = 4, SLOTS = 8, DIM_MAX = 32 * SLOTS; /* elements of a head per lane */
 
 struct prepare_args {
     float *project, *query;
@@ -35,30 +35,55 @@ struct prepare_args {
     uint64_t *stamp;
 };
 
-/* y = rotated norm of x over one warp; x == y allowed. cs == NULL: no rotation. */
-__device__ __forceinline__ void prepare_head(const float *x, float *y, const float *norm,
-                                             const prepare_args &args, uint32_t dim, const float *cs,
-                                             const float *sn, unsigned lane)
+/* The element that i is rotated with; i itself beyond the rotated ones. */
+__device__ __forceinline__ uint32_t partner_of(uint32_t i, uint32_t half)
 {
-    float scale = 1.0f, plus = args.plus_one ? 1.0f : 0.0f;
-    if (norm) {
-        float sum = 0;
-        for (uint32_t i = lane; i < dim; i += 32)
-            sum = fmaf(x[i], x[i], sum);
-        scale = 1.0f / sqrtf(ft_warp_sum(sum) / (float)dim + args.eps);
+    return i < half ? i + half : i < 2 * half ? i - half : i;
+}
+
+/* Norm weights of a lane's elements and of their partners: 1 without a norm. */
+struct head_weights {
+    float own[SLOTS], other[SLOTS];
+};
+
+__device__ __forceinline__ void load_weights(const prepare_args &args, const float *norm, uint32_t dim,
+                                             unsigned lane, head_weights &w)
+{
+    float plus = args.plus_one ? 1.0f : 0.0f;
+#pragma unroll
+    for (uint32_t j = 0; j < SLOTS; j++) {
+        uint32_t i = lane + 32 * j;
+        w.own[j] = norm && i < dim ? plus + norm[i] : 1.0f;
+        w.other[j] = norm && i < dim ? plus + norm[partner_of(i, args.half)] : 1.0f;
     }
-    uint32_t half = cs ? args.half : 0;
-    for (uint32_t i = lane; i < half; i += 32) {
-        float a = x[i], b = x[i + half];
-        if (norm) {
-            a *= scale * (plus + norm[i]);
-            b *= scale * (plus + norm[i + half]);
-        }
-        y[i] = a * cs[i] - b * sn[i];
-        y[i + half] = b * cs[i] + a * sn[i];
+}
+
+/* y = rotated norm of x over one warp; x == y allowed. rotary: cos and sin of the row, NULL: no rotation. */
+__device__ __forceinline__ void prepare_head(const float *x, float *y, const head_weights &w, bool normed,
+                                             const prepare_args &args, uint32_t dim, const float *rotary,
+                                             unsigned lane)
+{
+    float own[SLOTS], other[SLOTS], cs[SLOTS], sn[SLOTS], sum = 0;
+    uint32_t half = rotary ? args.half : 0;
+#pragma unroll
+    for (uint32_t j = 0; j < SLOTS; j++) {
+        uint32_t i = lane + 32 * j, angle = i < half ? i : i - half;
+        bool turned = i < 2 * half && i < dim;
+        own[j] = i < dim ? x[i] : 0.0f;
+        other[j] = turned ? x[partner_of(i, half)] : 0.0f;
+        cs[j] = turned ? rotary[angle] : 1.0f;
+        sn[j] = turned ? rotary[half + angle] : 0.0f;
+        sum = fmaf(own[j], own[j], sum);
     }
-    for (uint32_t i = 2 * half + lane; i < dim; i += 32)
-        y[i] = norm ? x[i] * (scale * (plus + norm[i])) : x[i];
+    sum = ft_warp_sum(sum); /* every lane has read */
+    float scale = normed ? 1.0f / sqrtf(sum / (float)dim + args.eps) : 1.0f;
+#pragma unroll
+    for (uint32_t j = 0; j < SLOTS; j++) {
+        uint32_t i = lane + 32 * j;
+        float a = own[j] * (scale * w.own[j]), b = other[j] * (scale * w.other[j]);
+        if (i < dim)
+            y[i] = i < half ? a * cs[j] - b * sn[j] : a * cs[j] + b * sn[j];
+    }
 }
 
 /* cos and sin of an angle of many turns: reduced in double, then in f32. */
@@ -131,38 +156,43 @@ __device__ void prepare_index_key(const prepare_args &args, uint32_t r, uint32_t
 /* Grid (groups of WARPS units, rows). */
 __global__ void __launch_bounds__(WARPS * 32) prepare(prepare_args args)
 {
+    ft_begin_next();
+    unsigned lane = threadIdx.x & 31;
+    uint32_t unit = blockIdx.x * WARPS + (threadIdx.x >> 5), r = blockIdx.y, dim = args.dim;
+    uint32_t s = args.row_sequence[r], position = args.position[r];
+    float *project = args.project + r * args.stride, *from = project, *to = NULL;
+    const float *norm = args.q_norm, *rotary = args.rotary + (uint64_t)r * 2 * args.half;
+    uint32_t others = args.heads + 2 * args.kv_heads; /* units in front of the indexer's */
+    bool raw_key = unit == others + args.index_heads;
+    if (unit < args.heads) {
+        from += (uint64_t)unit * args.parts.query_stride;
+        to = args.query + ((uint64_t)r * args.heads + unit) * dim;
+    } else if (unit < others) {
+        bool value = unit >= args.heads + args.kv_heads;
+        uint32_t head = unit - args.heads - (value ? args.kv_heads : 0);
+        from += (value ? args.parts.v : args.parts.k) + (uint64_t)head * dim;
+        to = args.page[(uint64_t)s * args.pages_max + position / args.page_tokens] +
+             (value ? args.v_offset : args.k_offset) +
+             ((uint64_t)head * args.page_tokens + position % args.page_tokens) * dim;
+        norm = value ? NULL : args.k_norm;
+        rotary = value ? NULL : rotary;
+    } else if (!raw_key) {
+        dim = args.index_dim;
+        from += args.parts.index + (uint64_t)(unit - others) * dim;
+        to = from;
+        norm = args.index_q_norm;
+    }
+    head_weights w;
+    load_weights(args, norm, raw_key ? 0 : dim, lane, w);
+    ft_wait_previous();
     if (args.stamp && blockIdx.x + blockIdx.y + threadIdx.x == 0)
         *args.stamp = ft_global_timer();
-    unsigned lane = threadIdx.x & 31;
-    uint32_t unit = blockIdx.x * WARPS + (threadIdx.x >> 5), r = blockIdx.y, d = args.dim;
-    uint32_t s = args.row_sequence[r], position = args.position[r];
-    float *project = args.project + r * args.stride;
-    const float *cs = args.rotary + (uint64_t)r * 2 * args.half, *sn = cs + args.half;
-    if (unit < args.heads) {
-        prepare_head(project + (uint64_t)unit * args.parts.query_stride,
-                     args.query + ((uint64_t)r * args.heads + unit) * d, args.q_norm, args, d, cs, sn, lane);
+    if (unit >= others && (!args.sparse || unit > others + args.index_heads))
         return;
-    }
-    unit -= args.heads;
-    if (unit < 2 * args.kv_heads) {
-        bool value = unit >= args.kv_heads;
-        uint32_t head = value ? unit - args.kv_heads : unit;
-        float *to = args.page[(uint64_t)s * args.pages_max + position / args.page_tokens] +
-                    (value ? args.v_offset : args.k_offset) +
-                    ((uint64_t)head * args.page_tokens + position % args.page_tokens) * d;
-        prepare_head(project + (value ? args.parts.v : args.parts.k) + (uint64_t)head * d, to,
-                     value ? NULL : args.k_norm, args, d, value ? NULL : cs, sn, lane);
-        return;
-    }
-    unit -= 2 * args.kv_heads;
-    if (!args.sparse || unit > args.index_heads)
-        return;
-    if (unit == args.index_heads) {
+    if (raw_key)
         prepare_index_key(args, r, s, lane);
-        return;
-    }
-    float *index = project + args.parts.index + (uint64_t)unit * args.index_dim;
-    prepare_head(index, index, args.index_q_norm, args, args.index_dim, cs, sn, lane);
+    else
+        prepare_head(from, to, w, norm != NULL, args, dim, rotary, lane);
 }
 
 } // namespace
@@ -208,6 +238,8 @@ int ft_cuda_attention_prepare(const struct ft_cuda *c, uint32_t layer, void *str
     args.frequencies = c->frequencies;
     args.stamp = ft_cuda_stamp_of(c, layer, FT_CUDA_STAMP_ATTEND);
     uint32_t units = args.heads + 2 * args.kv_heads + (args.sparse ? args.index_heads + 1 : 0);
-    return FT_LAUNCH(prepare, dim3((units + WARPS - 1) / WARPS, args.rows), dim3(WARPS * 32), 0, stream,
-                     args);
+    if (args.dim > DIM_MAX || args.index_dim > DIM_MAX)
+        return FT_CUDA_NOT_SUPPORTED;
+    return FT_LAUNCH_NEXT(prepare, dim3((units + WARPS - 1) / WARPS, args.rows), dim3(WARPS * 32), 0, stream,
+                          args);
 }

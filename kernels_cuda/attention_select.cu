@@ -184,6 +184,8 @@ template <int QUADS> __global__ void __launch_bounds__(THREADS) select_blocks(se
 {
     FT_SHARED_DYNAMIC(float, q);
     FT_SHARED(uint32_t, last, 1);
+    ft_begin_next();
+    ft_wait_previous();
     float *scores = args.scores + blockIdx.y * args.blocks_max;
     for (uint32_t r = blockIdx.y; r < args.rows; r += gridDim.y) {
         uint32_t blocks = (args.position[r] + 1) / args.ratio, chunks = (blocks + CHUNK - 1) / CHUNK;
@@ -218,7 +220,7 @@ template <int QUADS> __global__ void __launch_bounds__(THREADS) select_blocks(se
 template <int QUADS> int launch(const select_args &args, dim3 grid, size_t shared, void *stream)
 {
     int status = shared > 48 * 1024 ? FT_SHARED_LIMIT(select_blocks<QUADS>, shared) : 0;
-    return status ? status : FT_LAUNCH(select_blocks<QUADS>, grid, dim3(THREADS), shared, stream, args);
+    return status ? status : FT_LAUNCH_NEXT(select_blocks<QUADS>, grid, dim3(THREADS), shared, stream, args);
 }
 
 } // namespace

@@ -384,7 +384,7 @@ static struct dense_gate gate_of(const struct ft_cuda *c, uint32_t layer)
 {
     const struct ft_model *m = c->model;
     struct dense_gate gate = {};
-    if (m->layers[layer].attention != FT_ATTENTION_LINEAR)
+    if (FT_LINEAR_GATED || m->layers[layer].attention != FT_ATTENTION_LINEAR)
         return gate;
     gate.z = c->base + c->space.project + ft_model_conv_channels(m);
     gate.z_stride = c->space.project_width;
@@ -423,6 +423,7 @@ __global__ void __launch_bounds__(THREADS)
 static int attention_out_many(const struct ft_cuda *c, const struct ft_matrix *w, const float *bias,
                               const struct dense_gate *gate, uint32_t layer, void *stream)
 {
+    bool linear = c->model->layers[layer].attention == FT_ATTENTION_LINEAR;
     const float *x = c->base + c->space.attention;
     float *y = c->base + c->space.x;
     uint64_t *stamp = ft_cuda_stamp_of(c, layer, FT_CUDA_STAMP_OUT);
@@ -431,7 +432,7 @@ static int attention_out_many(const struct ft_cuda *c, const struct ft_matrix *w
                      ? FT_LAUNCH(gate_kernel, dim3(in.rows), dim3(THREADS), gate->heads * sizeof(float),
                                  stream, *gate, x, c->space.attention_width, w->in, in.columns, in.x, stamp)
                      : ft_gemm_convert(&in, x, c->space.attention_width, w->in, stamp, stream);
-    if (status == 0 && gate->z)
+    if (status == 0 && linear)
         status = ft_cuda_linear_tail(c, layer, stream);
     if (status == 0)
         status = ft_gemm_multiply(c, &in, w, bias, y, c->model->hidden, stream);
@@ -453,8 +454,9 @@ int ft_cuda_attention_out(const struct ft_cuda *c, uint32_t layer, void *stream)
 {
     const struct ft_layer_weights *w = &c->weights->layers[layer];
     struct dense_gate gate = gate_of(c, layer);
-    const struct ft_matrix *out = gate.z ? &w->linear.out : &w->attention.o;
-    const float *bias = gate.z ? NULL : w->attention.o_bias;
+    bool linear = c->model->layers[layer].attention == FT_ATTENTION_LINEAR;
+    const struct ft_matrix *out = linear ? &w->linear.out : &w->attention.o;
+    const float *bias = linear ? NULL : w->attention.o_bias;
     if (c->step.rows > FT_CUDA_DECODE_ROWS)
         return attention_out_many(c, out, bias, &gate, layer, stream);
     struct dense_args args = dense_begin(c->base + c->space.attention, c->space.attention_width, c->step.rows,
@@ -462,7 +464,7 @@ int ft_cuda_attention_out(const struct ft_cuda *c, uint32_t layer, void *stream)
     dense_add(&args, out, bias, 0);
     add_to_residual(c, &args);
     args.gate = gate;
-    args.has_tail = gate.z != NULL;
+    args.has_tail = linear;
     if (args.has_tail)
         args.tail = ft_tail_args_of(c, layer);
     return dense_launch(c, &args, ft_dense_kind_of(out), stream);

@@ -180,8 +180,8 @@ int ft_cuda_project(const struct ft_cuda *c, const struct ft_cuda_segment *segme
                     uint64_t x_stride, uint32_t rows, float *y, uint64_t y_stride, uint64_t *stamp, void *stream);
 /* The projections of an attention layer of either kind, x -> project. */
 int ft_cuda_attention_project(const struct ft_cuda *c, uint32_t layer, void *stream);
-/* attention -> out projection; the result is added to the residual streams (times s). Linear layers: the gated norm
- * rms(o) w act(z) of every value head is applied to `attention` on the way in, and the convolution's tail moves on. */
+/* attention -> out projection; the result is added to the residual streams (times s). Linear layers: the convolution's
+ * tail moves on. */
 int ft_cuda_attention_out(const struct ft_cuda *c, uint32_t layer, void *stream);
 /* Dense MLP of the layer, added to the residual. */
 int ft_cuda_dense_mlp(const struct ft_cuda *c, uint32_t layer, void *stream);
@@ -194,8 +194,9 @@ void ft_cuda_blas_close(struct ft_cuda *c);
 uint64_t ft_cuda_scratch_bytes(const struct ft_model *model, uint32_t rows);
 
 /* ---- linear.cu: gated delta rule ---- */
-/* project (q|k|v|z|b|a) -> attention [rows, Vd]: o before norm and gate. Convolution and SiLU on the way in; the state
- * S is updated, the tail of the convolution is not (see attention_out). */
+/* project (q|k|v|z|b|a) -> attention [rows, Vd]: o / rms(o) w act(z) of every value head. Convolution and SiLU on the way
+ * in; the state S is updated, the tail of the convolution is not (see attention_out). Decode: reads S and the tail before
+ * the kernel in front has ended: no kernel of a step may write them before this one. */
 int ft_cuda_linear_attention(const struct ft_cuda *c, uint32_t layer, void *stream);
 /* Moves the convolution's tail of every sequence on to the step's last rows: called by ft_cuda_attention_out. */
 int ft_cuda_linear_tail(const struct ft_cuda *c, uint32_t layer, void *stream);

@@ -8,10 +8,11 @@
  * group + e, columns 4 quad .. + 3. With S' = g S: prediction = S'^T k, d = beta (v - prediction), S = S' + k
  * d^T and o = S^T q = S'^T q + (q . k) d, so one pass over S gives both sums of a row.
  *
- * Decode: one kernel; a block does the convolution of its own q, k and columns of v (siblings repeat it: it
- * is small). Prefill: the convolution of all rows goes to space.conv first (q, k normed), beta and the decay
- * replace b and a in `project`; then the recurrence runs over the rows, the next row's operands on the way
- * while one is computed.
+ * Decode: one kernel, a block a value head: S is asked for before the projection in front has ended, the
+ * convolution of the head's q, k and v is two barriers away from the norm and gate of its outputs. Prefill:
+ * the convolution of all rows goes to space.conv first (q, k normed), beta and the decay replace b and a in
+ * `project`; then the recurrence runs over the rows, the next row's operands on the way while one is
+ * computed; norm and gate last.
  */
 #include "kernels_cuda/linear.cuh"
 
@@ -19,7 +20,10 @@ namespace
 {
 
 constexpr unsigned WARPS = 2, COLUMNS = 16, BLOCK_COLUMNS = WARPS * COLUMNS, THREADS = WARPS * 32;
+constexpr unsigned DECODE_WARPS = 8, DECODE_COLUMNS = DECODE_WARPS * COLUMNS,
+                   DECODE_THREADS = DECODE_WARPS * 32;
 constexpr unsigned CONV_THREADS = 128, KEY_DIM_MAX = 256, NOT_SUPPORTED = 801; /* cudaErrorNotSupported */
+constexpr unsigned GATE_WARPS = 8;
 
 struct linear_args {
     float *project; /* row r at + r * stride: q|k|v|z|b|a */
@@ -32,23 +36,37 @@ struct linear_args {
     float *out;  /* row r at + r * out_stride: [value_heads, value_dim] */
     uint64_t out_stride;
     uint32_t key_heads, value_heads, key_dim, value_dim, taps, channels;
+    const float *norm; /* [value_dim]; NULL: o is stored as it is */
+    float eps;
+    bool silu; /* act(z); else sigmoid */
     uint64_t *stamp;
 };
 
-/* The convolution at channel `channel` of row `row` of a sequence whose first row is x; SiLU applied. */
-__device__ __forceinline__ float convolve(const linear_args &args, const float *x, const float *tail,
-                                          uint32_t row, uint32_t channel)
+/* The convolution at channel `channel` of row `row` of a sequence whose first row is x, without the row's own
+ * input. */
+__device__ __forceinline__ float convolve_older(const linear_args &args, const float *x, const float *tail,
+                                                uint32_t row, uint32_t channel)
 {
     uint32_t depth = args.taps - 1;
     const float *w = args.conv_weight + (uint64_t)channel * args.taps;
-    float sum = w[depth] * x[row * args.stride + channel];
+    float sum = 0;
+#pragma unroll 4
     for (uint32_t j = 0; j < depth; j++) {
         uint32_t from = row + j; /* of tail rows, then step rows */
         float value = from < depth ? tail[(uint64_t)from * args.channels + channel]
                                    : x[(from - depth) * args.stride + channel];
         sum = fmaf(w[j], value, sum);
     }
-    return ft_silu_device(sum);
+    return sum;
+}
+
+/* All of it; SiLU applied. */
+__device__ __forceinline__ float convolve(const linear_args &args, const float *x, const float *tail,
+                                          uint32_t row, uint32_t channel)
+{
+    float newest = args.conv_weight[(uint64_t)channel * args.taps + args.taps - 1];
+    return ft_silu_device(
+        fmaf(newest, x[row * args.stride + channel], convolve_older(args, x, tail, row, channel)));
 }
 
 __device__ __forceinline__ float beta_of(const linear_args &args, const float *project, uint32_t head)
@@ -57,11 +75,18 @@ __device__ __forceinline__ float beta_of(const linear_args &args, const float *p
     return ft_sigmoid_device(project[args.channels + values + head]);
 }
 
-__device__ __forceinline__ float decay_of(const linear_args &args, const float *project, uint32_t head)
+/* rate = exp(a_log), bias = dt_bias of the head. */
+__device__ __forceinline__ float decay_of(const linear_args &args, const float *project, uint32_t head,
+                                          float rate, float bias)
 {
     uint32_t values = args.value_heads * args.value_dim;
-    float a = project[args.channels + values + args.value_heads + head] + args.dt_bias[head];
-    return expf(-expf(args.a_log[head]) * (a > 30.0f ? a : log1pf(expf(a))));
+    float a = project[args.channels + values + args.value_heads + head] + bias;
+    return expf(-rate * (a > 30.0f ? a : log1pf(expf(a))));
+}
+
+__device__ __forceinline__ float act_of_z(const linear_args &args, float z)
+{
+    return args.silu ? ft_silu_device(z) : ft_sigmoid_device(z);
 }
 
 /* The sums of eight values over the lanes 4, 8 and 16 apart: lane bits 4, 3, 2 tell which of the eight is
@@ -79,12 +104,12 @@ __device__ __forceinline__ float fold(const float sum[8], unsigned lane)
     return (odd ? pair[1] : pair[0]) + __shfl_xor_sync(0xffffffffu, odd ? pair[0] : pair[1], 4);
 }
 
-/* One row on the warp's columns. v, out: of the lane's own column (bits 3 and 2); out is stored by lanes
- * >= 16. */
+/* One row on the warp's columns. v and the result: of the lane's own column (bits 3 and 2); lanes >= 16 have
+ * it. */
 template <int QUADS>
-__device__ __forceinline__ void delta_row(float4 (&s)[4 * QUADS], const float4 (&k)[QUADS],
-                                          const float4 (&q)[QUADS], float v, float beta, float decay,
-                                          unsigned lane, float *out)
+__device__ __forceinline__ float delta_row(float4 (&s)[4 * QUADS], const float4 (&k)[QUADS],
+                                           const float4 (&q)[QUADS], float v, float beta, float decay,
+                                           unsigned lane)
 {
     float sum[8] = {}, product = 0;
     for (int j = 0; j < QUADS; j++) {
@@ -106,8 +131,7 @@ __device__ __forceinline__ void delta_row(float4 (&s)[4 * QUADS], const float4 (
         product += __shfl_xor_sync(0xffffffffu, product, step);
     float mine = decay * fold(sum, lane), d = beta * (v - mine); /* lanes < 16: d of their column */
     float other = __shfl_xor_sync(0xffffffffu, d, 16);
-    if (lane >= 16 && out)
-        *out = fmaf(product, other, mine);
+    float result = fmaf(product, other, mine);
     unsigned quad = lane & 3;
     float d0 = __shfl_sync(0xffffffffu, d, (int)quad), d1 = __shfl_sync(0xffffffffu, d, (int)(quad + 4));
     float d2 = __shfl_sync(0xffffffffu, d, (int)(quad + 8)),
@@ -122,6 +146,7 @@ __device__ __forceinline__ void delta_row(float4 (&s)[4 * QUADS], const float4 (
             row.w = fmaf(kj[e], d3, decay * row.w);
         }
     }
+    return result;
 }
 
 /* Where a lane of a warp stands in its head's S. */
@@ -132,7 +157,7 @@ struct place {
     bool inside, own_inside;
 };
 
-__device__ __forceinline__ place place_of(const linear_args &args)
+__device__ __forceinline__ place place_of(const linear_args &args, uint32_t block_columns)
 {
     place p;
     p.lane = threadIdx.x & 31;
@@ -140,7 +165,7 @@ __device__ __forceinline__ place place_of(const linear_args &args)
     p.quad = p.lane & 3;
     p.head = blockIdx.y;
     p.sequence = blockIdx.z;
-    p.column = blockIdx.x * BLOCK_COLUMNS + (threadIdx.x >> 5) * COLUMNS + 4 * p.quad;
+    p.column = blockIdx.x * block_columns + (threadIdx.x >> 5) * COLUMNS + 4 * p.quad;
     p.own = p.column + (p.lane >> 2 & 1) + 2 * (p.lane >> 3 & 1);
     p.inside = p.column < args.value_dim; /* value_dim is a multiple of 4 */
     p.own_inside = p.inside;
@@ -186,56 +211,134 @@ __device__ __forceinline__ void load_rows(const float *from, uint32_t key_dim, u
     }
 }
 
-/* Grid (slices of 32 columns, value heads, sequences). */
-template <int QUADS> __global__ void __launch_bounds__(THREADS) delta_decode(linear_args args)
+/* Which channel of the convolution place `i` of a block's q | k | v takes; FT_NONE beyond its end. */
+__device__ __forceinline__ uint32_t channel_of(const linear_args &args, uint32_t head, uint32_t i)
 {
-    FT_SHARED(float4, q4, KEY_DIM_MAX / 4);
-    FT_SHARED(float4, k4, KEY_DIM_MAX / 4);
-    FT_SHARED(float, v, BLOCK_COLUMNS);
-    FT_SHARED(float, sums, 33);
-    float *q = (float *)q4, *k = (float *)k4;
+    uint32_t dk = args.key_dim, key_head = head / (args.value_heads / args.key_heads);
+    if (i < 2 * dk)
+        return (i < dk ? key_head * dk : (args.key_heads + key_head - 1) * dk) + i;
+    uint32_t column = blockIdx.x * DECODE_COLUMNS + i - 2 * dk;
+    return i < 2 * dk + DECODE_COLUMNS && column < args.value_dim
+               ? 2 * args.key_heads * dk + head * args.value_dim + column
+               : FT_NONE;
+}
+
+__device__ __forceinline__ float total_of(const float *sums)
+{
+    float total = 0;
+    for (unsigned w = 0; w < DECODE_WARPS; w++)
+        total += sums[w];
+    return total;
+}
+
+/*
+ * Grid (slices of 128 columns, value heads, sequences). S and the tail of the convolution belong to the
+ * layer: the step before wrote them, long ago, and nothing else in this step does before this very kernel. So
+ * they are read, as weights are, while the kernel in front still runs.
+ */
+template <int QUADS>
+__global__ void __launch_bounds__(DECODE_THREADS, QUADS > 4 ? 1 : 2) delta_decode(linear_args args)
+{
+    constexpr unsigned SLOTS = (64 * QUADS + DECODE_COLUMNS + DECODE_THREADS - 1) / DECODE_THREADS;
+    FT_SHARED(float4, mixed4, (2 * KEY_DIM_MAX + DECODE_COLUMNS) / 4); /* q | k | v */
+    FT_SHARED(float, q_sums, DECODE_WARPS);
+    FT_SHARED(float, k_sums, DECODE_WARPS);
+    FT_SHARED(float, o_sums, DECODE_WARPS);
+    float *mixed = (float *)mixed4;
+    ft_begin_next();
+    place p = place_of(args, DECODE_COLUMNS);
+    unsigned warp = threadIdx.x >> 5;
+    float4 s[4 * QUADS];
+    load_state<QUADS>(args, p, s);
+    uint32_t dk = args.key_dim, first = args.first_row[p.sequence], rows = args.row_count[p.sequence];
+    const float *x = args.project + first * args.stride, *tail = args.state[p.sequence] + args.tail_offset;
+    float older[SLOTS], newest[SLOTS];
+#pragma unroll
+    for (unsigned i = 0; i < SLOTS; i++) {
+        uint32_t channel = channel_of(args, p.head, threadIdx.x + i * DECODE_THREADS);
+        bool taken = channel != FT_NONE;
+        older[i] = taken ? convolve_older(args, NULL, tail, 0, channel) : 0.0f;
+        newest[i] = taken ? args.conv_weight[(uint64_t)channel * args.taps + args.taps - 1] : 0.0f;
+    }
+    float rate = expf(args.a_log[p.head]), bias = args.dt_bias[p.head];
+    float norm = args.norm && p.own_inside ? args.norm[p.own] : 0.0f;
+    ft_wait_previous();
     if (args.stamp && blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0)
         *args.stamp = ft_global_timer();
-    place p = place_of(args);
-    float4 s[4 * QUADS];
-    load_state<QUADS>(args, p, s); /* on its way while the convolution runs */
-    uint32_t dk = args.key_dim, dv = args.value_dim, first = args.first_row[p.sequence],
-             rows = args.row_count[p.sequence], key_head = p.head / (args.value_heads / args.key_heads);
-    const float *x = args.project + first * args.stride, *tail = args.state[p.sequence] + args.tail_offset;
-    uint32_t q_channel = key_head * dk, k_channel = (args.key_heads + key_head) * dk;
-    uint32_t v_channel = 2 * args.key_heads * dk + p.head * dv + blockIdx.x * BLOCK_COLUMNS;
-    uint32_t v_count = min(BLOCK_COLUMNS, dv - blockIdx.x * BLOCK_COLUMNS);
     for (uint32_t row = 0; row < rows; row++) {
+        const float *project = x + row * args.stride;
+        float z = args.norm && p.own_inside ? project[args.channels + p.head * args.value_dim + p.own] : 0.0f;
+        float beta = beta_of(args, project, p.head), decay = decay_of(args, project, p.head, rate, bias);
         float q_sum = 0, k_sum = 0;
-        for (uint32_t i = threadIdx.x; i < dk; i += THREADS) {
-            float qi = convolve(args, x, tail, row, q_channel + i),
-                  ki = convolve(args, x, tail, row, k_channel + i);
-            q[i] = qi;
-            k[i] = ki;
-            q_sum = fmaf(qi, qi, q_sum);
-            k_sum = fmaf(ki, ki, k_sum);
+#pragma unroll
+        for (unsigned i = 0; i < SLOTS; i++) {
+            uint32_t at = threadIdx.x + i * DECODE_THREADS, channel = channel_of(args, p.head, at);
+            if (channel == FT_NONE)
+                continue;
+            float before = row ? convolve_older(args, x, tail, row, channel) : older[i];
+            float value = ft_silu_device(fmaf(newest[i], project[channel], before));
+            mixed[at] = value;
+            q_sum = at < dk ? fmaf(value, value, q_sum) : q_sum;
+            k_sum = at >= dk && at < 2 * dk ? fmaf(value, value, k_sum) : k_sum;
         }
-        if (threadIdx.x < v_count)
-            v[threadIdx.x] = convolve(args, x, tail, row, v_channel + threadIdx.x);
-        float beta = beta_of(args, x + row * args.stride, p.head),
-              decay = decay_of(args, x + row * args.stride, p.head);
-        float q_scale = rsqrtf(ft_block_sum(q_sum, sums) + 1e-6f) * rsqrtf((float)dk);
-        float k_scale = rsqrtf(ft_block_sum(k_sum, sums) + 1e-6f);
+        q_sum = ft_warp_sum(q_sum);
+        k_sum = ft_warp_sum(k_sum);
+        if (p.lane == 0) {
+            q_sums[warp] = q_sum;
+            k_sums[warp] = k_sum;
+        }
+        __syncthreads();
+        float q_scale = rsqrtf(total_of(q_sums) + 1e-6f) * rsqrtf((float)dk);
+        float k_scale = rsqrtf(total_of(k_sums) + 1e-6f);
         float4 q_rows[QUADS], k_rows[QUADS];
-        load_rows<QUADS>(q, dk, p.group, q_rows);
-        load_rows<QUADS>(k, dk, p.group, k_rows);
+        load_rows<QUADS>(mixed, dk, p.group, q_rows);
+        load_rows<QUADS>(mixed + dk, dk, p.group, k_rows);
         for (int j = 0; j < QUADS; j++) {
             q_rows[j] = make_float4(q_rows[j].x * q_scale, q_rows[j].y * q_scale, q_rows[j].z * q_scale,
                                     q_rows[j].w * q_scale);
             k_rows[j] = make_float4(k_rows[j].x * k_scale, k_rows[j].y * k_scale, k_rows[j].z * k_scale,
                                     k_rows[j].w * k_scale);
         }
-        float own = p.own_inside ? v[p.own - blockIdx.x * BLOCK_COLUMNS] : 0.0f;
-        float *out = args.out + (first + row) * args.out_stride + (uint64_t)p.head * dv + p.own;
-        delta_row<QUADS>(s, k_rows, q_rows, own, beta, decay, p.lane, p.own_inside ? out : NULL);
-        __syncthreads(); /* q, k, v are overwritten */
+        float v = p.own_inside ? mixed[2 * dk + p.own - blockIdx.x * DECODE_COLUMNS] : 0.0f;
+        bool mine = p.lane >= 16 && p.own_inside;
+        float o = delta_row<QUADS>(s, k_rows, q_rows, v, beta, decay, p.lane);
+        if (row + 1 == rows)
+            store_state<QUADS>(args, p, s);
+        float square = ft_warp_sum(mine ? o * o : 0.0f);
+        if (p.lane == 0)
+            o_sums[warp] = square;
+        __syncthreads(); /* and q, k, v may be overwritten */
+        if (args.norm)
+            o *= 1.0f / sqrtf(total_of(o_sums) / (float)args.value_dim + args.eps) * norm * act_of_z(args, z);
+        if (mine)
+            args.out[(first + row) * args.out_stride + (uint64_t)p.head * args.value_dim + p.own] = o;
     }
-    store_state<QUADS>(args, p, s);
+}
+
+/* Grid (groups of GATE_WARPS value heads, rows): o / rms(o) norm act(z) in place, where delta_decode leaves
+ * it to others. */
+__global__ void __launch_bounds__(GATE_WARPS * 32) gate_rows(linear_args args)
+{
+    ft_begin_next();
+    ft_wait_previous();
+    uint32_t head = blockIdx.x * GATE_WARPS + (threadIdx.x >> 5), row = blockIdx.y, lane = threadIdx.x & 31;
+    if (head >= args.value_heads)
+        return;
+    float *o = args.out + row * args.out_stride + (uint64_t)head * args.value_dim, sum = 0;
+    const float *z = args.project + row * args.stride + args.channels + (uint64_t)head * args.value_dim;
+    for (uint32_t i = 4 * lane; i < args.value_dim; i += 128) {
+        float4 v = *(const float4 *)(o + i);
+        sum = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, sum))));
+    }
+    float inverse = 1.0f / sqrtf(ft_warp_sum(sum) / (float)args.value_dim + args.eps);
+    for (uint32_t i = 4 * lane; i < args.value_dim; i += 128) {
+        float4 v = *(const float4 *)(o + i);
+        v.x *= inverse * args.norm[i] * act_of_z(args, z[i]);
+        v.y *= inverse * args.norm[i + 1] * act_of_z(args, z[i + 1]);
+        v.z *= inverse * args.norm[i + 2] * act_of_z(args, z[i + 2]);
+        v.w *= inverse * args.norm[i + 3] * act_of_z(args, z[i + 3]);
+        *(float4 *)(o + i) = v;
+    }
 }
 
 /* Grid (rows, 2 key heads + value heads + 1): one head's convolution, q and k normed; the last unit: beta,
@@ -251,7 +354,8 @@ __global__ void __launch_bounds__(CONV_THREADS) convolve_rows(linear_args args)
         float *project = args.project + r * args.stride,
               *gates = project + args.channels + args.value_heads * args.value_dim;
         for (uint32_t head = threadIdx.x; head < args.value_heads; head += CONV_THREADS) {
-            float beta = beta_of(args, project, head), decay = decay_of(args, project, head);
+            float beta = beta_of(args, project, head),
+                  decay = decay_of(args, project, head, expf(args.a_log[head]), args.dt_bias[head]);
             gates[head] = beta;
             gates[args.value_heads + head] = decay;
         }
@@ -296,10 +400,10 @@ __device__ __forceinline__ void load_operands(const linear_args &args, const pla
     to.decay = gates[args.value_heads + p.head];
 }
 
-/* Grid as delta_decode. Warps are on their own: no barrier. */
+/* Grid (slices of 32 columns, value heads, sequences). Warps are on their own: no barrier. */
 template <int QUADS> __global__ void __launch_bounds__(THREADS) delta_prefill(linear_args args)
 {
-    place p = place_of(args);
+    place p = place_of(args, BLOCK_COLUMNS);
     uint32_t first = args.first_row[p.sequence], rows = args.row_count[p.sequence];
     uint32_t key_head = p.head / (args.value_heads / args.key_heads);
     if (rows == 0)
@@ -311,7 +415,9 @@ template <int QUADS> __global__ void __launch_bounds__(THREADS) delta_prefill(li
     float *out = args.out + first * args.out_stride + (uint64_t)p.head * args.value_dim + p.own;
     for (uint32_t row = 0; row < rows; row++, out += args.out_stride) {
         load_operands<QUADS>(args, p, first + min(row + 1, rows - 1), key_head, next);
-        delta_row<QUADS>(s, now.k, now.q, now.v, now.beta, now.decay, p.lane, p.own_inside ? out : NULL);
+        float o = delta_row<QUADS>(s, now.k, now.q, now.v, now.beta, now.decay, p.lane);
+        if (p.lane >= 16 && p.own_inside)
+            *out = o;
         now = next;
     }
     store_state<QUADS>(args, p, s);
@@ -347,18 +453,36 @@ linear_args args_of(const struct ft_cuda *c, uint32_t layer)
     args.value_dim = m->value_dim;
     args.taps = m->conv_taps;
     args.channels = ft_model_conv_channels(m);
+    args.norm = FT_LINEAR_GATED ? w->norm : NULL;
+    args.eps = m->rms_eps;
+    args.silu = m->output_gate == FT_ACTIVATION_SILU;
     args.stamp = ft_cuda_stamp_of(c, layer, FT_CUDA_STAMP_ATTEND);
     return args;
 }
 
+int launch_gate(const struct ft_cuda *c, const linear_args &args, void *stream)
+{
+    dim3 grid((args.value_heads + GATE_WARPS - 1) / GATE_WARPS, c->step.rows);
+    return args.norm ? FT_LAUNCH_NEXT(gate_rows, grid, dim3(GATE_WARPS * 32), 0, stream, args) : 0;
+}
+
 template <int QUADS> int launch(const struct ft_cuda *c, const linear_args &args, void *stream)
 {
+    if (c->step.rows <= FT_CUDA_DECODE_ROWS) {
+        linear_args own = args;
+        uint32_t slices = (args.value_dim + DECODE_COLUMNS - 1) / DECODE_COLUMNS;
+        if (slices > 1) /* no block has a whole head: norm and gate afterwards */
+            own.norm = NULL;
+        int error = FT_LAUNCH_NEXT(delta_decode<QUADS>, dim3(slices, args.value_heads, c->step.sequences),
+                                   dim3(DECODE_THREADS), 0, stream, own);
+        return error || slices == 1 ? error : launch_gate(c, args, stream);
+    }
     dim3 grid((args.value_dim + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS, args.value_heads, c->step.sequences);
-    if (c->step.rows <= FT_CUDA_DECODE_ROWS)
-        return FT_LAUNCH(delta_decode<QUADS>, grid, dim3(THREADS), 0, stream, args);
     dim3 units(c->step.rows, 2 * args.key_heads + args.value_heads + 1);
     int status = FT_LAUNCH(convolve_rows, units, dim3(CONV_THREADS), 0, stream, args);
-    return status ? status : FT_LAUNCH(delta_prefill<QUADS>, grid, dim3(THREADS), 0, stream, args);
+    if (status == 0)
+        status = FT_LAUNCH(delta_prefill<QUADS>, grid, dim3(THREADS), 0, stream, args);
+    return status ? status : launch_gate(c, args, stream);
 }
 
 } // namespace

@@ -42,6 +42,8 @@ __global__ void __launch_bounds__(ARRIVE_THREADS)
     arrive(const float4 *from, float4 *to, uint32_t count, const uint32_t *flag, const uint32_t *abort,
            const uint32_t *epoch, uint64_t *stamp)
 {
+    ft_begin_next();
+    ft_wait_previous();
     if (stamp && blockIdx.x + threadIdx.x == 0)
         *stamp = ft_global_timer();
     if (flag) {
@@ -123,6 +125,8 @@ __global__ void __launch_bounds__(THREADS) inject_sequence(ple_args args)
              depth = (args.taps - 1) * args.dilation;
     uint32_t first = args.first_row[s], rows = args.row_count[s], from = stream * args.hidden;
     float *state = args.state[s] + args.state_offset + from;
+    ft_begin_next();
+    ft_wait_previous();
     for (uint32_t r = first; r < first + rows; r++) {
         const float *key = args.project + r * args.stride + from,
                     *value = args.project + r * args.stride + wide;
@@ -206,8 +210,9 @@ int ft_cuda_ple_arrive(const struct ft_cuda *c, uint32_t table, bool wait, void 
         return 801; /* cudaErrorNotSupported */
     uint32_t blocks = wait ? 1 : FT_MIN((uint32_t)ft_div_up(count, ARRIVE_THREADS), 64u);
     const uint32_t *flag = wait ? x->ple + (uint64_t)table * FT_CUDA_FLAG_STRIDE : NULL;
-    return FT_LAUNCH(arrive, dim3(blocks), dim3(ARRIVE_THREADS), 0, stream, from, to, count, flag, x->abort,
-                     c->step.epoch, ft_cuda_stamp_of(c, m->ple[table].layer, FT_CUDA_STAMP_PLE));
+    return FT_LAUNCH_NEXT(arrive, dim3(blocks), dim3(ARRIVE_THREADS), 0, stream, from, to, count, flag,
+                          x->abort, c->step.epoch,
+                          ft_cuda_stamp_of(c, m->ple[table].layer, FT_CUDA_STAMP_PLE));
 }
 
 int ft_cuda_ple_inject(const struct ft_cuda *c, uint32_t layer, void *stream)
@@ -243,7 +248,8 @@ int ft_cuda_ple_inject(const struct ft_cuda *c, uint32_t layer, void *stream)
     args.sequences = c->step.sequences;
     args.eps = m->rms_eps;
     if (rows <= FT_CUDA_DECODE_ROWS)
-        return FT_LAUNCH(inject_sequence, dim3(m->hc_count, args.sequences), dim3(THREADS), 0, stream, args);
+        return FT_LAUNCH_NEXT(inject_sequence, dim3(m->hc_count, args.sequences), dim3(THREADS), 0, stream,
+                              args);
     dim3 channels((m->hc_count * m->hidden + THREADS - 1) / THREADS, rows);
     status = FT_LAUNCH(gate_rows, dim3(m->hc_count, rows), dim3(THREADS), 0, stream, args);
     if (status == 0)

@@ -16,6 +16,7 @@ extern "C" {
 }
 #include "kernels_cuda/attention.cuh"
 #include "kernels_cuda/kernels_cuda.h"
+#include "kernels_cuda/linear.cuh"
 #include "tests/cuda_memory.h"
 
 static int checks, failures;
@@ -296,6 +297,7 @@ static void set_linear(world &w, const linear_shape &shape)
     m.key_dim = shape.key_dim;
     m.value_dim = shape.value_dim;
     m.conv_taps = shape.taps;
+    m.output_gate = shape.taps == 4 ? FT_ACTIVATION_SIGMOID : FT_ACTIVATION_SILU;
     w.layer.linear.conv = w.host_vector((size_t)ft_model_conv_channels(&m) * shape.taps, 0.6f);
     w.layer.linear.a_log = w.host_vector(shape.value_heads, 0.5f);
     w.layer.linear.dt_bias = w.host_vector(shape.value_heads, 0.5f);
@@ -307,8 +309,9 @@ static double sigmoid(double x)
     return 1 / (1 + std::exp(-x));
 }
 
-// o before norm and gate, in double, from the twin's convolved rows; the state must still be the old one.
-static std::vector<double> outputs_before_norm(const world &w)
+// o, with norm and gate where they are the delta rule's, in double, from the twin's convolved rows; the state
+// must still be the old one.
+static std::vector<double> outputs(const world &w)
 {
     const ft_model &m = w.model;
     uint32_t dk = m.key_dim, dv = m.value_dim, heads = m.value_head_count,
@@ -345,6 +348,13 @@ static std::vector<double> outputs_before_norm(const world &w)
                     }
                     out[((size_t)r * heads + head) * dv + j] = sum;
                 }
+                double *o = out.data() + ((size_t)r * heads + head) * dv, square = 0;
+                const float *z = project + channels + (size_t)head * dv;
+                for (uint32_t j = 0; j < dv; j++)
+                    square += o[j] * o[j];
+                for (uint32_t j = 0; FT_LINEAR_GATED && j < dv; j++)
+                    o[j] *= 1 / std::sqrt(square / dv + m.rms_eps) * w.layer.linear.norm[j] * sigmoid(z[j]) *
+                            (m.output_gate == FT_ACTIVATION_SILU ? z[j] : 1);
             }
         }
     return out;
@@ -364,7 +374,7 @@ static void linear_attention_equals_the_cpu(const char *name, const linear_shape
     run(ft_cuda_linear_attention(&w.cuda, 0, nullptr), "linear_attention");
     run(ft_cuda_linear_tail(&w.cuda, 0, nullptr), "linear_tail");
     cuda_twin_run(&w.twin, FT_OP_LINEAR_CONV, 0);
-    std::vector<double> expected = outputs_before_norm(w);
+    std::vector<double> expected = outputs(w);
     std::vector<float> device = w.device_buffer();
     uint64_t width = (uint64_t)shape.value_heads * shape.value_dim;
     for (uint32_t r = 0; r < w.rows; r++) {
@@ -384,7 +394,7 @@ static void linear_attention_equals_the_cpu(const char *name, const linear_shape
 static void linear_attention_of_every_shape()
 {
     const linear_shape main = {2, 6, 128, 128, 4}, small = {2, 4, 32, 32, 4}, odd = {3, 3, 20, 36, 3},
-                       wide = {1, 2, 256, 64, 2}, middle = {2, 2, 64, 64, 4};
+                       wide = {1, 2, 256, 64, 2}, middle = {2, 2, 64, 64, 4}, sliced = {1, 3, 64, 160, 6};
     linear_attention_equals_the_cpu("linear, 1 row", main, decode_1);
     linear_attention_equals_the_cpu("linear, 3 sequences", main, decode_3);
     linear_attention_equals_the_cpu("linear, 16 sequences", small, decode_of(16, 7));
@@ -392,6 +402,7 @@ static void linear_attention_of_every_shape()
                                     {{4, 2}, {0, 9}});
     linear_attention_equals_the_cpu("linear, odd sizes", odd, decode_of(8, 3));
     linear_attention_equals_the_cpu("linear, key heads of 256", wide, decode_2);
+    linear_attention_equals_the_cpu("linear, heads wider than a block, 6 taps", sliced, {{3, 1}, {0, 8}});
     linear_attention_equals_the_cpu("linear, prefill of 17", main, {{0, 17}});
     linear_attention_equals_the_cpu("linear, prefill of 64", middle, {{11, 64}});
     linear_attention_equals_the_cpu("linear, mixed step", small, {{3, 1}, {9, 20}, {70, 1}, {0, 2}});
@@ -549,7 +560,7 @@ static void attention_of_every_shape()
     attention_equals_the_cpu("full, 3 rows", gated, decode_3);
     attention_equals_the_cpu("full, 16 rows", plain, decode_of(16, 13));
     attention_equals_the_cpu("full, splits merged by the last block", single, {{1300, 1}, {70, 1}, {0, 1}});
-    attention_equals_the_cpu("full, splits merged by a kernel", single, {{4500, 1}, {700, 1}});
+    attention_equals_the_cpu("full, splits merged by a kernel", single, {{9300, 1}, {700, 1}});
     attention_equals_the_cpu("full, more counters than there are", plain, decode_of(16, 20));
     attention_equals_the_cpu("full, sinks, splits", sinks_full, {{200, 1}, {5, 1}});
     attention_equals_the_cpu("full, group of 5", group_5, decode_of(8, 21));
@@ -608,7 +619,7 @@ static void rows_do_not_depend_on_their_company()
 {
     a_row_does_not_depend_on_its_company(
         "company, full", {FT_ATTENTION_FULL, 4, 2, 64, 64, false, true, false, true, 0, 0, 0, 0, 0},
-        {{4500, 1}, {900, 1}, {130, 1}, {3, 1}});
+        {{9300, 1}, {900, 1}, {130, 1}, {3, 1}});
     a_row_does_not_depend_on_its_company(
         "company, sparse", {FT_ATTENTION_SPARSE, 4, 2, 32, 8, true, true, true, false, 0, 4, 32, 64, 4},
         {{700, 1}, {69, 1}, {2, 1}});

@@ -8,6 +8,7 @@ extern "C" {
 #include "tests/test.h"
 }
 #include "kernels_cuda/kernels_cuda.h"
+#include "kernels_cuda/linear.cuh"
 #include "tests/cuda_memory.h"
 
 #include <algorithm>
@@ -384,12 +385,12 @@ static void twin_out_sparse(rig *r)
 {
     twin_dense_run(&r->twin, FT_OP_ATTN_OUT, FT_PHASE_ATTENTION, 1, r->model.hidden);
 }
-// On cores the delta rule applies norm and gate.
+// On cores the delta rule applies norm and gate: here too where it does so on the GPU.
 static void twin_out_linear(rig *r)
 {
     const ft_model &m = r->model;
     const ft_workspace &space = r->twin.space;
-    for (uint32_t row = 0; row < r->twin.rows; row++)
+    for (uint32_t row = 0; !FT_LINEAR_GATED && row < r->twin.rows; row++)
         for (uint32_t head = 0; head < m.value_head_count; head++) {
             float *o =
                 r->twin.buffer + space.attention + (uint64_t)row * space.attention_width + head * m.value_dim;

@@ -24,7 +24,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define CHUNK_ROWS 128u       /* --prefill */
 #define CHUNK_ROWS_SMALL 8u   /* otherwise no step has more rows than the batch */
 #define KV_ELEMENT_BYTES 4u   /* the engine keeps keys, values and state in f32 */
 #define ROUTING_REPEATS 4096u /* generated steps; a longer run repeats them */
@@ -133,7 +132,7 @@ static bool show(void *context, uint64_t done, uint64_t total)
 /* Tokens that a sequence may generate: with --prefill the first one decodes while others are still read. */
 static uint32_t max_tokens(const struct options *o)
 {
-    uint32_t slack = o->prefill ? o->batch * (uint32_t)ft_div_up(o->context, CHUNK_ROWS) + 2 : 0;
+    uint32_t slack = o->prefill ? o->batch * (uint32_t)ft_div_up(o->context, o->chunk) + 2 : 0;
     return o->warmup + o->steps + slack;
 }
 
@@ -158,7 +157,7 @@ static void make_open_options(const struct bench *bench, enum ft_strategy strate
     open->plan.fetch_share = o->share;
     open->plan.sequences_max = o->batch;
     open->plan.kv_tokens = (uint32_t)FT_MIN(tokens, (uint64_t)UINT32_MAX);
-    open->plan.chunk_rows = o->prefill ? CHUNK_ROWS : CHUNK_ROWS_SMALL;
+    open->plan.chunk_rows = o->prefill ? o->chunk : CHUNK_ROWS_SMALL;
     open->snapshot_given = true; /* none: nothing is rolled back or reused */
     open->io = o->io;
     open->trace = o->trace;

@@ -31,7 +31,7 @@
 struct options {
     const char *shape, *routing, *ple_file, *trace, *isa;
     struct ft_shape_cuts cuts;
-    uint32_t format, dense, strategy, device, slots, batch, context, steps, warmup, workers, io;
+    uint32_t chunk, format, dense, strategy, device, slots, batch, context, steps, warmup, workers, io;
     double cache_rate, link_gbs, share, ceiling_seconds, device_gbs;
     uint64_t seed, ple_bytes;
     bool device_given, compare, prefill, json, pin;
@@ -73,6 +73,7 @@ static const struct ft_option table[] = {
      1e7},
     {"steps", "N", "steps that are timed", NULL, FT_OPTION_U32, FIELD(steps), 1, 1e6},
     {"warmup", "N", "steps before them", NULL, FT_OPTION_U32, FIELD(warmup), 0, 1e6},
+    {"chunk", "N", "rows of one prefill step, with --prefill", NULL, FT_OPTION_U32, FIELD(chunk), 1, 65536},
     {"prefill", NULL, "compute the context instead of taking it as computed", NULL, FT_OPTION_FLAG,
      FIELD(prefill), 0, 0},
     {"routing", "FILE", "recorded routing (trace.<i> of a safetensors file)",
@@ -276,6 +277,9 @@ static int time_steps(struct bench *bench, struct ft_session *session, struct ft
     uint32_t steps = bench->options->steps, tokens;
     int status = FT_OK;
     ft_session_stats(session, &before);
+    row->prefill_rows = before.prefill_rows;
+    row->prefill_s = before.prefill_ns * 1e-9;
+    row->prefill_steps = before.prefill_steps;
     *first_decode_step = (uint32_t)(before.steps - before.prefill_steps);
     uint64_t begin = ft_session_now_ns(session), last = begin;
     for (uint32_t i = 0; status == FT_OK && i < steps; i++) {
@@ -609,6 +613,7 @@ int ft_command_bench_decode(int argc, char **argv)
                               .share = -1,
                               .batch = 1,
                               .context = 256,
+                              .chunk = 128,
                               .steps = 64,
                               .warmup = 16,
                               .ceiling_seconds = 0.2,

@@ -40,9 +40,9 @@ struct ft_lane_cuda_options {
     uint32_t rows_max, sequences_max, logit_rows_max;
     uint32_t pages_max; /* of one sequence */
     enum ft_handshake handshake;
-    double link_bytes_per_s; /* throttle; 0 = none */
+    double link_bytes_per_s;            /* throttle; 0 = none */
     const struct ft_topology *topology; /* NULL: the driver thread floats */
-    uint64_t watchdog_ns;    /* bound of every wait for the GPU in a step; 0 = 20 s */
+    uint64_t watchdog_ns;               /* bound of every wait for the GPU in a step; 0 = 20 s */
 };
 
 struct ft_gpu_info {

@@ -78,9 +78,10 @@ struct ft_lane_cuda {
     cudaEvent_t staged[2], grouped[2], last_group;
     uint32_t staging_wave; /* of the layer at hand: which staging buffer */
     uint32_t link_taken;
-    /* Prefill that uses nearly all experts streams whole layers through the staging pair, ahead of the router. */
+    /* Prefill that uses nearly all experts streams whole layers through the staging pair, ahead of the
+     * router. */
     bool streaming;
-    uint32_t *staged_at; /* [2, expert_count] place in the staging buffer, FT_NONE: resident */
+    uint32_t *staged_at;     /* [2, expert_count] place in the staging buffer, FT_NONE: resident */
     int64_t clock_offset_ns; /* host clock - GPU clock, least seen */
     bool clock_known;
     uint64_t watchdog_ns;

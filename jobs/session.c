@@ -425,6 +425,8 @@ void ft_session_sequence_info(const struct ft_session *session, uint32_t sequenc
 
 void ft_session_stats(const struct ft_session *session, struct ft_session_stats *stats)
 {
+    /* One thread at a time calls a session: nothing runs now, and what is read here changes no answer. */
+    ft_session_collect_records((void *)(uintptr_t)session);
     *stats = session->stats;
     stats->snapshots_taken = session->snapshots.taken;
     stats->snapshots_used = session->snapshots.used;

@@ -174,17 +174,28 @@ static int push_step(struct ft_session *session, struct ft_pools *pools, struct 
     PUSH(step->link_max, &step->link_jobs);
     PUSH((uint64_t)threads * step->todo_max, &step->todo);
     PUSH(threads, &step->traces);
+    PUSH(threads, &step->traces_done);
     PUSH(threads, &step->pending);
     PUSH(wants, &step->wants);
     PUSH(model->layer_count, &step->layer_hits);
     PUSH(model->layer_count, &step->layer_misses);
 #undef PUSH
-    for (uint32_t i = 0; status == FT_OK && i < threads; i++) {
+    /* With a GPU two sets: one is read while the next step fills the other. */
+    uint32_t sets = session->cuda ? 2 : 1;
+    for (uint32_t i = 0; status == FT_OK && i < sets * threads; i++) {
         struct ft_trace_record *records;
         status = FT_ARENA_PUSH(arena, trace_records, &records, err);
-        if (status == FT_OK && !ft_arena_is_counting(arena))
-            step->traces[i] = (struct ft_trace_ring){.records = records, .capacity = trace_records};
+        if (status == FT_OK && !ft_arena_is_counting(arena)) {
+            struct ft_trace_ring ring = {.records = records, .capacity = trace_records};
+            *(i < threads ? &step->traces[i] : &step->traces_done[i - threads]) = ring;
+        }
     }
+    if (!session->cuda)
+        step->traces_done = step->traces;
+    if (status == FT_OK && session->cuda)
+        status = FT_ARENA_PUSH(arena, (uint64_t)model->layer_count * FT_OP_COUNT, &session->seen_at, err);
+    if (status == FT_OK && session->cuda)
+        status = FT_ARENA_PUSH(arena, FT_SEEN_MAX, &session->seen, err);
     session->record_max = (uint64_t)trace_records * threads;
     if (status == FT_OK && session->options.trace)
         status = FT_ARENA_PUSH(arena, session->record_max, &session->records, err);
@@ -441,6 +452,10 @@ static int open_parts(struct ft_session *session, struct ft_error *err)
     if (status != FT_OK)
         return status;
     session->step.cuda = session->cuda;
+    if (session->cuda && !o->trace) {
+        session->step.meanwhile = ft_session_collect_records;
+        session->step.meanwhile_context = session;
+    }
     init_execute(session);
     status = measure(session, err);
     if (status == FT_OK)

@@ -443,6 +443,8 @@ int ft_step_run(struct ft_step *step, const struct ft_graph *graph, struct ft_ba
     if (graph->io_count)
         ft_park_wake(&step->io.park);
     start_jobs(step);
+    if (step->meanwhile)
+        step->meanwhile(step->meanwhile_context);
     if (!wait_end(step, epoch, timeout_ns))
         return ft_error_set(
             err, FT_TIMEOUT,

@@ -117,7 +117,12 @@ struct ft_step {
 
     struct ft_park session_park;
     struct ft_serial device, link, io;
-    struct ft_trace_ring *traces;         /* [thread_count] */
+    struct ft_trace_ring *traces; /* [thread_count] of the running step */
+    struct ft_trace_ring
+        *traces_done; /* [thread_count] of the step before; the same as traces without a GPU */
+    /* Called by the session's thread while a step runs; NULL = nothing to do. */
+    void (*meanwhile)(void *context);
+    void *meanwhile_context;
     struct ft_step_wait_pending *pending; /* [thread_count] */
 
     /* host device */

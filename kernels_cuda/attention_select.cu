@@ -14,7 +14,7 @@ namespace
 
 constexpr unsigned THREADS = 512, WARPS = THREADS / 32,
                    CHUNK = WARPS * 8; /* blocks scored by one pass of a block */
-constexpr unsigned ROWS_AT_ONCE = 264, COUNTERS = 64;
+constexpr unsigned ROWS_AT_ONCE = 264, COUNTERS = 64, HELD_MAX = 4096; /* keys of a row in shared memory */
 
 struct select_args {
     const float *query; /* row r at + r * stride: [heads, dim] normed and rotated */
@@ -37,6 +37,26 @@ __device__ __forceinline__ uint32_t order_key(float value)
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
+__device__ __forceinline__ const float *key_of(const select_args &args, uint32_t sequence, uint32_t block)
+{
+    return args.page[(uint64_t)sequence * args.pages_max + block / args.page_blocks] + args.index_offset +
+           (uint64_t)(block % args.page_blocks) * args.dim;
+}
+
+/* Keys of the block's first chunk come to L2 while the kernel in front still runs: all but the newest were
+ * written by earlier steps, and that one is only asked for, not read. */
+__device__ __forceinline__ void prefetch_keys(const select_args &args)
+{
+    uint32_t r = blockIdx.y, blocks = (args.position[r] + 1) / args.ratio, lines = (args.dim + 31) / 32;
+    if (blocks <= args.top)
+        return;
+    for (uint32_t i = threadIdx.x; i < CHUNK * lines; i += THREADS) {
+        uint32_t block = blockIdx.x * CHUNK + i / lines;
+        if (block < blocks)
+            ft_prefetch_l2(key_of(args, args.row_sequence[r], block) + i % lines * 32);
+    }
+}
+
 /* Scores of blocks [begin, begin + CHUNK): eight lanes a key, two keys at once. QUADS: float4 of a key per
  * lane. */
 template <int QUADS>
@@ -47,9 +67,7 @@ __device__ void score_chunk(const select_args &args, const float *q, uint32_t se
     uint32_t mine = begin + (threadIdx.x >> 5) * 8 + (lane >> 3) * 2;
     float4 key[2][QUADS];
     for (uint32_t i = 0; i < 2; i++) {
-        uint32_t b = min(mine + i, blocks - 1);
-        const float *from = args.page[(uint64_t)sequence * args.pages_max + b / args.page_blocks] +
-                            args.index_offset + (uint64_t)(b % args.page_blocks) * args.dim;
+        const float *from = key_of(args, sequence, min(mine + i, blocks - 1));
         for (int j = 0; j < QUADS; j++) {
             uint32_t at = 4 * sub + 32 * (uint32_t)j;
             key[i][j] = at < args.dim ? *(const float4 *)(from + at) : make_float4(0, 0, 0, 0);
@@ -78,9 +96,19 @@ __device__ void score_chunk(const select_args &args, const float *q, uint32_t se
         scores[mine + sub] = (sub ? total[1] : total[0]) / sqrtf((float)args.dim);
 }
 
+/* The keys of a row: in shared memory where they fit, else made anew from the scores. */
+struct row_keys {
+    const float *scores;
+    const uint32_t *held; /* NULL: not in shared memory */
+    __device__ __forceinline__ uint32_t operator[](uint32_t i) const
+    {
+        return held ? held[i] : order_key(__ldcg(scores + i));
+    }
+};
+
 /* Bins of the keys that share `prefix` under `mask`. Where one bin takes most of a warp (ties), one lane
  * adds. */
-__device__ void count_bins(const float *scores, uint32_t n, uint32_t mask, uint32_t prefix, int shift,
+__device__ void count_bins(const row_keys &keys, uint32_t n, uint32_t mask, uint32_t prefix, int shift,
                            uint32_t *bins)
 {
     for (uint32_t i = threadIdx.x; i < 256; i += THREADS)
@@ -90,7 +118,7 @@ __device__ void count_bins(const float *scores, uint32_t n, uint32_t mask, uint3
     for (uint32_t base = threadIdx.x - lane; base < n; base += THREADS) {
         uint32_t i = base + lane, bin = 256;
         if (i < n) {
-            uint32_t key = order_key(__ldcg(scores + i));
+            uint32_t key = keys[i];
             if ((key & mask) == prefix)
                 bin = key >> shift & 255;
         }
@@ -129,15 +157,19 @@ __device__ void find_bin(const uint32_t *bins, uint32_t rank, uint32_t *found)
 }
 
 /* The k highest of n scores -> out, ascending. All threads of the block. */
-__device__ void pick(const float *scores, uint32_t n, uint32_t k, uint32_t *out)
+__device__ void pick(const float *scores, uint32_t *room, uint32_t n, uint32_t k, uint32_t *out)
 {
     FT_SHARED(uint32_t, bins, 256);
     FT_SHARED(uint32_t, found, 2);
     FT_SHARED(uint32_t, higher, WARPS + 1);
     FT_SHARED(uint32_t, equal, WARPS + 1);
+    row_keys keys = {scores, n <= HELD_MAX ? room : NULL};
+    if (keys.held)
+        for (uint32_t i = threadIdx.x; i < n; i += THREADS)
+            room[i] = order_key(__ldcg(scores + i)); /* others read them behind a barrier of count_bins */
     uint32_t prefix = 0, rank = k;
     for (int shift = 24; shift >= 0; shift -= 8) {
-        count_bins(scores, n, shift == 24 ? 0 : 0xffffffffu << (shift + 8), prefix, shift, bins);
+        count_bins(keys, n, shift == 24 ? 0 : 0xffffffffu << (shift + 8), prefix, shift, bins);
         find_bin(bins, rank, found);
         prefix |= found[0] << shift;
         rank = found[1];
@@ -149,7 +181,7 @@ __device__ void pick(const float *scores, uint32_t n, uint32_t k, uint32_t *out)
              end = min(begin + run, n);
     uint32_t high_count = 0, equal_count = 0;
     for (uint32_t base = begin; base < end; base += 32) {
-        uint32_t key = base + lane < end ? order_key(__ldcg(scores + base + lane)) : 0;
+        uint32_t key = base + lane < end ? keys[base + lane] : 0;
         bool in = base + lane < end;
         high_count += (uint32_t)__popc(__ballot_sync(0xffffffffu, in && key > prefix));
         equal_count += (uint32_t)__popc(__ballot_sync(0xffffffffu, in && key == prefix));
@@ -165,7 +197,7 @@ __device__ void pick(const float *scores, uint32_t n, uint32_t k, uint32_t *out)
         equal_before += equal[w];
     }
     for (uint32_t base = begin; base < end; base += 32) {
-        uint32_t key = base + lane < end ? order_key(__ldcg(scores + base + lane)) : 0;
+        uint32_t key = base + lane < end ? keys[base + lane] : 0;
         bool in = base + lane < end;
         unsigned highs = __ballot_sync(0xffffffffu, in && key > prefix);
         unsigned equals = __ballot_sync(0xffffffffu, in && key == prefix);
@@ -184,7 +216,10 @@ template <int QUADS> __global__ void __launch_bounds__(THREADS) select_blocks(se
 {
     FT_SHARED_DYNAMIC(float, q);
     FT_SHARED(uint32_t, last, 1);
+    FT_SHARED(uint32_t, room, HELD_MAX);
     ft_begin_next();
+    if (args.counters)
+        prefetch_keys(args);
     ft_wait_previous();
     float *scores = args.scores + blockIdx.y * args.blocks_max;
     for (uint32_t r = blockIdx.y; r < args.rows; r += gridDim.y) {
@@ -213,13 +248,13 @@ template <int QUADS> __global__ void __launch_bounds__(THREADS) select_blocks(se
             if (!last[0])
                 continue;
         }
-        pick(scores, blocks, args.top, select + 1);
+        pick(scores, room, blocks, args.top, select + 1);
     }
 }
 
 template <int QUADS> int launch(const select_args &args, dim3 grid, size_t shared, void *stream)
 {
-    int status = shared > 48 * 1024 ? FT_SHARED_LIMIT(select_blocks<QUADS>, shared) : 0;
+    int status = shared > 28 * 1024 ? FT_SHARED_LIMIT(select_blocks<QUADS>, shared) : 0;
     return status ? status : FT_LAUNCH_NEXT(select_blocks<QUADS>, grid, dim3(THREADS), shared, stream, args);
 }
 

@@ -8,11 +8,11 @@
  * group + e, columns 4 quad .. + 3. With S' = g S: prediction = S'^T k, d = beta (v - prediction), S = S' + k
  * d^T and o = S^T q = S'^T q + (q . k) d, so one pass over S gives both sums of a row.
  *
- * Decode: one kernel, a block a value head: S is asked for before the projection in front has ended, the
- * convolution of the head's q, k and v is two barriers away from the norm and gate of its outputs. Prefill:
- * the convolution of all rows goes to space.conv first (q, k normed), beta and the decay replace b and a in
- * `project`; then the recurrence runs over the rows, the next row's operands on the way while one is
- * computed; norm and gate last.
+ * Decode: one kernel, a block a value head: S comes to shared memory while the projection in front still runs
+ * (in registers it would leave a block no room beside that kernel's), the convolution of the head's q, k and
+ * v is two barriers away from the norm and gate of its outputs. Prefill: the convolution of all rows goes to
+ * space.conv first (q, k normed), beta and the decay replace b and a in `project`; then the recurrence runs
+ * over the rows, the next row's operands on the way while one is computed; norm and gate last.
  */
 #include "kernels_cuda/linear.cuh"
 
@@ -20,7 +20,7 @@ namespace
 {
 
 constexpr unsigned WARPS = 2, COLUMNS = 16, BLOCK_COLUMNS = WARPS * COLUMNS, THREADS = WARPS * 32;
-constexpr unsigned DECODE_WARPS = 8, DECODE_COLUMNS = DECODE_WARPS * COLUMNS,
+constexpr unsigned DECODE_WARPS = 8, DECODE_BLOCKS = 4, DECODE_COLUMNS = DECODE_WARPS * COLUMNS,
                    DECODE_THREADS = DECODE_WARPS * 32;
 constexpr unsigned CONV_THREADS = 128, KEY_DIM_MAX = 256, NOT_SUPPORTED = 801; /* cudaErrorNotSupported */
 constexpr unsigned GATE_WARPS = 8;
@@ -38,7 +38,8 @@ struct linear_args {
     uint32_t key_heads, value_heads, key_dim, value_dim, taps, channels;
     const float *norm; /* [value_dim]; NULL: o is stored as it is */
     float eps;
-    bool silu; /* act(z); else sigmoid */
+    bool silu;        /* act(z); else sigmoid */
+    uint32_t columns; /* of S in a block of the decode form: 128, or fewer where shared memory is small */
     uint64_t *stamp;
 };
 
@@ -217,8 +218,8 @@ __device__ __forceinline__ uint32_t channel_of(const linear_args &args, uint32_t
     uint32_t dk = args.key_dim, key_head = head / (args.value_heads / args.key_heads);
     if (i < 2 * dk)
         return (i < dk ? key_head * dk : (args.key_heads + key_head - 1) * dk) + i;
-    uint32_t column = blockIdx.x * DECODE_COLUMNS + i - 2 * dk;
-    return i < 2 * dk + DECODE_COLUMNS && column < args.value_dim
+    uint32_t column = blockIdx.x * args.columns + i - 2 * dk;
+    return i < 2 * dk + args.columns && column < args.value_dim
                ? 2 * args.key_heads * dk + head * args.value_dim + column
                : FT_NONE;
 }
@@ -231,25 +232,114 @@ __device__ __forceinline__ float total_of(const float *sums)
     return total;
 }
 
+/* Where S[row][4 quad ..] of a warp's 16 columns lies in shared memory: rows of `columns` floats; the 64
+ * bytes of odd groups of rows change places with their neighbours', so that the lanes of a load meet no bank
+ * twice. */
+__device__ __forceinline__ uint32_t held_at(uint32_t columns, uint32_t row, unsigned warp, unsigned quad)
+{
+    return row * columns + (warp ^ (row >> 2 & 1)) * COLUMNS + 4 * quad;
+}
+
+/* A lane's part of S -> shared memory; only the lane itself reads it there. */
+template <int QUADS>
+__device__ __forceinline__ void fetch_state(const linear_args &args, const place &p, unsigned warp,
+                                            float *held)
+{
+    const float *state =
+        args.state[p.sequence] + args.delta_offset + (uint64_t)p.head * args.key_dim * args.value_dim;
+#pragma unroll
+    for (uint32_t i = 0; i < 4 * QUADS; i++) {
+        uint32_t row = 32 * (i / 4) + 4 * p.group + i % 4;
+        float *to = held + held_at(args.columns, row, warp, p.quad);
+        if (p.inside && row < args.key_dim)
+            ft_copy_async16(to, state + (uint64_t)row * args.value_dim + p.column);
+        else
+            *(float4 *)to = make_float4(0, 0, 0, 0);
+    }
+    ft_copy_async_commit();
+}
+
+/* delta_row on a warp's columns in shared memory; q, k without their scales. The new S goes to `state` where
+ * that is not NULL, else back. */
+template <int QUADS>
+__device__ __forceinline__ float held_row(const linear_args &args, const place &p, unsigned warp, float *held,
+                                          const float *q, const float *k, float q_scale, float k_scale,
+                                          float v, float beta, float decay, float *state)
+{
+    float sum[8] = {}, product = 0;
+#pragma unroll
+    for (uint32_t j = 0; j < QUADS; j++) {
+        uint32_t first = 32 * j + 4 * p.group;
+        float4 k4 = first < args.key_dim ? *(const float4 *)(k + first) : make_float4(0, 0, 0, 0);
+        float4 q4 = first < args.key_dim ? *(const float4 *)(q + first) : make_float4(0, 0, 0, 0);
+        const float kj[4] = {k4.x, k4.y, k4.z, k4.w}, qj[4] = {q4.x, q4.y, q4.z, q4.w};
+#pragma unroll
+        for (uint32_t e = 0; e < 4; e++) {
+            float4 row = *(const float4 *)(held + held_at(args.columns, first + e, warp, p.quad));
+            sum[0] = fmaf(kj[e], row.x, sum[0]);
+            sum[1] = fmaf(kj[e], row.y, sum[1]);
+            sum[2] = fmaf(kj[e], row.z, sum[2]);
+            sum[3] = fmaf(kj[e], row.w, sum[3]);
+            sum[4] = fmaf(qj[e], row.x, sum[4]);
+            sum[5] = fmaf(qj[e], row.y, sum[5]);
+            sum[6] = fmaf(qj[e], row.z, sum[6]);
+            sum[7] = fmaf(qj[e], row.w, sum[7]);
+            product = fmaf(kj[e], qj[e], product);
+        }
+    }
+    for (int step = 4; step < 32; step <<= 1)
+        product += __shfl_xor_sync(0xffffffffu, product, step);
+    float mine = fold(sum, p.lane) * decay * (p.lane < 16 ? k_scale : q_scale);
+    float d = beta * (v - mine), other = __shfl_xor_sync(0xffffffffu, d, 16); /* d: lanes < 16 */
+    float result = fmaf(product * k_scale * q_scale, other, mine);
+    d *= k_scale;
+    float d0 = __shfl_sync(0xffffffffu, d, (int)p.quad), d1 = __shfl_sync(0xffffffffu, d, (int)(p.quad + 4));
+    float d2 = __shfl_sync(0xffffffffu, d, (int)(p.quad + 8)),
+          d3 = __shfl_sync(0xffffffffu, d, (int)(p.quad + 12));
+#pragma unroll
+    for (uint32_t j = 0; j < QUADS; j++) {
+        uint32_t first = 32 * j + 4 * p.group;
+        if (!p.inside || first >= args.key_dim)
+            continue;
+        float4 k4 = *(const float4 *)(k + first);
+        const float kj[4] = {k4.x, k4.y, k4.z, k4.w};
+#pragma unroll
+        for (uint32_t e = 0; e < 4; e++) {
+            float4 *at = (float4 *)(held + held_at(args.columns, first + e, warp, p.quad)), row = *at;
+            row.x = fmaf(kj[e], d0, decay * row.x);
+            row.y = fmaf(kj[e], d1, decay * row.y);
+            row.z = fmaf(kj[e], d2, decay * row.z);
+            row.w = fmaf(kj[e], d3, decay * row.w);
+            *(state ? (float4 *)(state + (uint64_t)(first + e) * args.value_dim + p.column) : at) = row;
+        }
+    }
+    return result;
+}
+
 /*
- * Grid (slices of 128 columns, value heads, sequences). S and the tail of the convolution belong to the
- * layer: the step before wrote them, long ago, and nothing else in this step does before this very kernel. So
- * they are read, as weights are, while the kernel in front still runs.
+ * Grid (slices of args.columns columns, value heads, sequences); dynamic shared memory: S [32 QUADS,
+ * columns]. S and the tail of the convolution belong to the layer: the step before wrote them, long ago, and
+ * nothing else in this step does before this very kernel. So they are read, as weights are, while the kernel
+ * in front still runs.
  */
 template <int QUADS>
-__global__ void __launch_bounds__(DECODE_THREADS, QUADS > 4 ? 1 : 2) delta_decode(linear_args args)
+__global__ void __launch_bounds__(DECODE_THREADS, QUADS > 4 ? 2 : DECODE_BLOCKS)
+    delta_decode(linear_args args)
 {
     constexpr unsigned SLOTS = (64 * QUADS + DECODE_COLUMNS + DECODE_THREADS - 1) / DECODE_THREADS;
+    FT_SHARED_DYNAMIC(float, held);
     FT_SHARED(float4, mixed4, (2 * KEY_DIM_MAX + DECODE_COLUMNS) / 4); /* q | k | v */
     FT_SHARED(float, q_sums, DECODE_WARPS);
     FT_SHARED(float, k_sums, DECODE_WARPS);
     FT_SHARED(float, o_sums, DECODE_WARPS);
     float *mixed = (float *)mixed4;
     ft_begin_next();
-    place p = place_of(args, DECODE_COLUMNS);
+    place p = place_of(args, args.columns);
     unsigned warp = threadIdx.x >> 5;
-    float4 s[4 * QUADS];
-    load_state<QUADS>(args, p, s);
+    bool has_columns = warp * COLUMNS < args.columns; /* other warps help with the convolution */
+    p.inside = p.own_inside = p.inside && has_columns;
+    if (has_columns)
+        fetch_state<QUADS>(args, p, warp, held);
     uint32_t dk = args.key_dim, first = args.first_row[p.sequence], rows = args.row_count[p.sequence];
     const float *x = args.project + first * args.stride, *tail = args.state[p.sequence] + args.tail_offset;
     float older[SLOTS], newest[SLOTS];
@@ -262,6 +352,7 @@ __global__ void __launch_bounds__(DECODE_THREADS, QUADS > 4 ? 1 : 2) delta_decod
     }
     float rate = expf(args.a_log[p.head]), bias = args.dt_bias[p.head];
     float norm = args.norm && p.own_inside ? args.norm[p.own] : 0.0f;
+    ft_copy_async_wait<0>();
     ft_wait_previous();
     if (args.stamp && blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0)
         *args.stamp = ft_global_timer();
@@ -290,20 +381,15 @@ __global__ void __launch_bounds__(DECODE_THREADS, QUADS > 4 ? 1 : 2) delta_decod
         __syncthreads();
         float q_scale = rsqrtf(total_of(q_sums) + 1e-6f) * rsqrtf((float)dk);
         float k_scale = rsqrtf(total_of(k_sums) + 1e-6f);
-        float4 q_rows[QUADS], k_rows[QUADS];
-        load_rows<QUADS>(mixed, dk, p.group, q_rows);
-        load_rows<QUADS>(mixed + dk, dk, p.group, k_rows);
-        for (int j = 0; j < QUADS; j++) {
-            q_rows[j] = make_float4(q_rows[j].x * q_scale, q_rows[j].y * q_scale, q_rows[j].z * q_scale,
-                                    q_rows[j].w * q_scale);
-            k_rows[j] = make_float4(k_rows[j].x * k_scale, k_rows[j].y * k_scale, k_rows[j].z * k_scale,
-                                    k_rows[j].w * k_scale);
-        }
-        float v = p.own_inside ? mixed[2 * dk + p.own - blockIdx.x * DECODE_COLUMNS] : 0.0f;
+        float v = p.own_inside ? mixed[2 * dk + p.own - blockIdx.x * args.columns] : 0.0f;
         bool mine = p.lane >= 16 && p.own_inside;
-        float o = delta_row<QUADS>(s, k_rows, q_rows, v, beta, decay, p.lane);
-        if (row + 1 == rows)
-            store_state<QUADS>(args, p, s);
+        float *state = row + 1 < rows ? NULL
+                                      : args.state[p.sequence] + args.delta_offset +
+                                            (uint64_t)p.head * args.key_dim * args.value_dim;
+        float o = 0;
+        if (has_columns)
+            o = held_row<QUADS>(args, p, warp, held, mixed, mixed + dk, q_scale, k_scale, v, beta, decay,
+                                state);
         float square = ft_warp_sum(mine ? o * o : 0.0f);
         if (p.lane == 0)
             o_sums[warp] = square;
@@ -470,11 +556,17 @@ template <int QUADS> int launch(const struct ft_cuda *c, const linear_args &args
 {
     if (c->step.rows <= FT_CUDA_DECODE_ROWS) {
         linear_args own = args;
-        uint32_t slices = (args.value_dim + DECODE_COLUMNS - 1) / DECODE_COLUMNS;
+        own.columns = DECODE_COLUMNS; /* fewer where shared memory is small */
+        while (own.columns > 2 * COLUMNS && 32 * QUADS * own.columns * sizeof(float) > ft_shared_max() - 4096)
+            own.columns /= 2;
+        uint32_t slices = (args.value_dim + own.columns - 1) / own.columns;
+        size_t shared = 32 * QUADS * own.columns * sizeof(float);
         if (slices > 1) /* no block has a whole head: norm and gate afterwards */
             own.norm = NULL;
-        int error = FT_LAUNCH_NEXT(delta_decode<QUADS>, dim3(slices, args.value_heads, c->step.sequences),
-                                   dim3(DECODE_THREADS), 0, stream, own);
+        int error = shared > 40 * 1024 ? FT_SHARED_LIMIT(delta_decode<QUADS>, shared) : 0;
+        if (error == 0)
+            error = FT_LAUNCH_NEXT(delta_decode<QUADS>, dim3(slices, args.value_heads, c->step.sequences),
+                                   dim3(DECODE_THREADS), shared, stream, own);
         return error || slices == 1 ? error : launch_gate(c, args, stream);
     }
     dim3 grid((args.value_dim + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS, args.value_heads, c->step.sequences);

@@ -548,7 +548,7 @@ static void attention_of_every_shape()
     attention_equals_the_cpu("sparse, around the budget", main,
                              {{62, 1}, {63, 1}, {66, 1}, {67, 1}, {68, 1}, {71, 1}});
     attention_equals_the_cpu("sparse, beyond the budget", main, {{300, 1}});
-    attention_equals_the_cpu("sparse, thousands of blocks", tiny, {{5003, 1}, {17, 1}, {1500, 1}});
+    attention_equals_the_cpu("sparse, thousands of blocks", tiny, {{17003, 1}, {17, 1}, {1500, 1}});
     attention_equals_the_cpu("sparse, 16 sequences", tiny, decode_of(16, 9));
     attention_equals_the_cpu("sparse, blocks of 6", blocks_of_6, decode_of(8, 11));
     attention_equals_the_cpu("sparse, short chunks cross blocks", blocks_of_6, {{4, 5}, {12, 6}, {35, 5}});
@@ -721,8 +721,13 @@ static void embeddings_equal_the_cpu(const char *name, const ple_shape &shape, c
     run(ft_cuda_ple_inject(&w.cuda, 0, nullptr), "ple_inject");
     cuda_twin_run(&w.twin, FT_OP_PLE_PROJECT, 0);
     cuda_twin_run(&w.twin, FT_OP_PLE_INJECT, 0);
-    w.check_rows(w.device_buffer(), w.space.residual, wide, wide, 2e-5, "residual");
-    w.check_state(w.state_layout.ple_offset[1], (uint64_t)(shape.taps - 1) * shape.dilation * wide, 2e-5,
+#ifdef FT_CUDA_EMULATED
+    const double bound = 2e-5;
+#else // a GPU's projection of many rows multiplies bf16
+    const double bound = w.rows > FT_CUDA_DECODE_ROWS ? 1e-2 : 2e-5;
+#endif
+    w.check_rows(w.device_buffer(), w.space.residual, wide, wide, bound, "residual");
+    w.check_state(w.state_layout.ple_offset[1], (uint64_t)(shape.taps - 1) * shape.dilation * wide, bound,
                   "columns");
     cuda_memory_free_all();
 }

@@ -3,7 +3,7 @@
  * Experts of a decode step: few rows per expert, so the weights are what moves, and each is read once for its
  * rows.
  *
- * Two kernels. Up: a block computes 8 hidden units of one expert, each warp a quarter of the columns; the upper
+ * Two kernels. Up: a block computes 16 hidden units of one expert, each warp half of the columns of 8; the upper
  * half of its tile are rows of the gate, the lower half those of the up projection. Down: a warp computes 16
  * outputs. Blocks of groups that do not exist end after one read. Weights are asked for before the activations
  * are looked at; the down kernel's before the up kernel has ended.
@@ -22,11 +22,13 @@
 
 #define TILE 16u /* weight rows of a warp's tile */
 #define UP_THREADS 128u
-#define UP_PARTS 4u /* warps of a block: each a part of the columns */
-#define UP_UNITS (TILE / 2)
+#define UP_PARTS 2u /* warps that share a tile's columns */
+#define UP_TILES 2u /* of a block */
+#define UP_UNITS (TILE / 2 * UP_TILES)
 #define UP_BLOCKS 5 /* that a multiprocessor holds at once: 96 registers a thread */
 #define DOWN_THREADS 128u
 #define DOWN_BLOCKS 5
+#define SHARED_OUTS 4 /* of the shared expert, per warp: all blocks of the main model fit at once */
 #define DOWN_WARPS (DOWN_THREADS / 32)
 #define FLIGHT 5u       /* units whose loads are under way per warp */
 #define ROWS_AT_ONCE 5u /* 15 pieces in two tiles of 8 */
@@ -94,19 +96,25 @@ struct tile_rows {
     uint32_t row[2];
 };
 
-/* Asks for the units [first, first + FLIGHT) of both rows; what lies behind `end` is zero and unread. */
+/* Asks for unit `unit` of both rows; from `end` on it is zero and unread. */
+template <int kind>
+static __device__ __forceinline__ void ask_unit(struct ft_expert_raw raw[2], const struct ft_expert_layout *layout,
+                                                const struct tile_rows *w, uint32_t unit, uint32_t end)
+{
+    uint32_t k = unit < end ? (unit * 4 + (threadIdx.x & 3)) * ft_expert_run<kind>() : w->m[0].in;
+#pragma unroll
+    for (uint32_t half = 0; half < 2; half++)
+        raw[half] = ft_expert_load<kind>(layout, &w->m[half], w->row[half], k);
+}
+/* Asks for the first FLIGHT units from `begin`. */
 template <int kind>
 static __device__ __forceinline__ void ask(struct ft_expert_raw raw[FLIGHT][2],
                                            const struct ft_expert_layout *layout, const struct tile_rows *w,
-                                           uint32_t first, uint32_t end)
+                                           uint32_t begin, uint32_t end)
 {
 #pragma unroll
-    for (uint32_t i = 0; i < FLIGHT; i++) {
-        uint32_t k = first + i < end ? ((first + i) * 4 + (threadIdx.x & 3)) * ft_expert_run<kind>() : w->m[0].in;
-#pragma unroll
-        for (uint32_t half = 0; half < 2; half++)
-            raw[i][half] = ft_expert_load<kind>(layout, &w->m[half], w->row[half], k);
-    }
+    for (uint32_t i = 0; i < FLIGHT; i++)
+        ask_unit<kind>(raw[i], layout, w, begin + i, end);
 }
 
 /* Pairs of both halves of part `part` times the pieces in `column`, added to `unit`. */
@@ -163,10 +171,10 @@ multiply(float sum[tiles][4], struct ft_expert_raw raw[FLIGHT][2], const struct 
                 for (int j = 0; j < 4; j++)
                     sum[c][j] = kind == FT_EXPERT_FP8 ? fmaf(unit[c][j], scale[j >> 1], sum[c][j])
                                                       : sum[c][j] + unit[c][j];
+            if (first + i + FLIGHT < end)
+                ask_unit<kind>(raw[i], layout, w, first + i + FLIGHT, end);
         }
         first += FLIGHT;
-        if (first < end)
-            ask<kind>(raw, layout, w, first, end);
     }
 }
 
@@ -213,13 +221,14 @@ static __device__ __forceinline__ void finish_up(const struct ft_expert_args *a,
                                                  uint32_t rows, float gate_factor, float up_factor)
 {
     for (uint32_t i = threadIdx.x; i < UP_UNITS * rows; i += UP_THREADS) {
-        uint32_t r = i / UP_UNITS, unit = unit0 + i % UP_UNITS;
+        uint32_t r = i / UP_UNITS, unit = unit0 + i % UP_UNITS, at = i % (TILE / 2);
+        const float *from = put + i % UP_UNITS / (TILE / 2) * UP_PARTS * (TILE * 8 * tiles);
         float value[2] = {0.0f, 0.0f};
 #pragma unroll
         for (uint32_t w = 0; w < UP_PARTS; w++)
 #pragma unroll
             for (uint32_t half = 0; half < 2; half++)
-                value[half] += take_sum<tiles>(put + w * (TILE * 8 * tiles), i % UP_UNITS + half * UP_UNITS, r);
+                value[half] += take_sum<tiles>(from + w * (TILE * 8 * tiles), at + half * (TILE / 2), r);
         if (unit >= a->layout.width)
             continue;
         const float *gate_bias = ft_expert_bias(&a->layout, blob, 0),
@@ -235,9 +244,9 @@ static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS)
     up_kernel(struct ft_expert_args a, uint32_t rows_at_once)
 {
     FT_SHARED_DYNAMIC(uint32_t, pieces);
-    FT_SHARED(float, put, UP_PARTS *TILE * 8 * tiles);
+    FT_SHARED(float, put, UP_TILES *UP_PARTS *TILE * 8 * tiles);
     constexpr uint32_t run = ft_expert_run<kind>();
-    uint32_t begin, end, part = threadIdx.x >> 5, unit0 = blockIdx.x * UP_UNITS;
+    uint32_t begin, end, warp = threadIdx.x >> 5, part = warp % UP_PARTS, unit0 = blockIdx.x * UP_UNITS;
     const char *blob;
     if (a.one_row) /* x was there before the kernel in front began (expert_args.cuh) */
         stage<kind>(pieces, a.x, NULL, 0, 1, a.layout.hidden);
@@ -251,7 +260,8 @@ static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS)
     struct tile_rows w;
     w.m[0] = ft_expert_matrix_of<kind>(&a.layout, blob, 0);
     w.m[1] = ft_expert_matrix_of<kind>(&a.layout, blob, 1);
-    w.row[0] = w.row[1] = min(unit0 + (threadIdx.x >> 2 & 7), a.layout.width - 1);
+    w.row[0] = w.row[1] =
+        min(unit0 + warp / UP_PARTS * (TILE / 2) + (threadIdx.x >> 2 & 7), a.layout.width - 1);
     uint32_t units = (a.layout.hidden + 4 * run - 1) / (4 * run), share = (units + UP_PARTS - 1) / UP_PARTS;
     uint32_t unit_begin = part * share, unit_end = min(part * share + share, units);
     for (uint32_t first = begin; first < end; first += rows_at_once) {
@@ -264,7 +274,7 @@ static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS)
         __syncthreads();
         float sum[tiles][4] = {};
         multiply<kind, tiles>(sum, raw, &a.layout, &w, unit_begin, unit_end, pieces, rows * 3);
-        put_sums<tiles>(put + part * (TILE * 8 * tiles), sum);
+        put_sums<tiles>(put + warp * (TILE * 8 * tiles), sum);
         __syncthreads(); /* the next pass writes `put` behind two more barriers */
         finish_up<tiles>(&a, put, blob, unit0, first, rows, w.m[0].factor, w.m[1].factor);
     }
@@ -279,34 +289,39 @@ struct shared_args {
     uint32_t hidden, blocks; /* blocks of the grid in front of the experts'; 0: no shared expert */
 };
 
-/* Two outputs per warp, all rows, four at a time. shared_h was there before the kernel in front began. */
+/* SHARED_OUTS outputs per warp, all rows, four at a time. shared_h was there before the kernel in front began. */
 static __device__ void shared_down(const struct shared_args *s)
 {
-    uint32_t lane = threadIdx.x & 31, row[2];
-    uint32_t first = (blockIdx.x * DOWN_WARPS + (threadIdx.x >> 5)) * 2;
-    const struct ft_matrix *w[2] = {&s->down, &s->down};
+    uint32_t lane = threadIdx.x & 31, row[SHARED_OUTS];
+    uint32_t first = (blockIdx.x * DOWN_WARPS + (threadIdx.x >> 5)) * SHARED_OUTS;
+    const struct ft_matrix *w[SHARED_OUTS];
     if (first >= s->hidden)
         return;
-    row[0] = first;
-    row[1] = min(first + 1, s->hidden - 1);
-    for (uint32_t at = 0; at < s->h.rows;) {
+#pragma unroll
+    for (uint32_t o = 0; o < SHARED_OUTS; o++) {
+        w[o] = &s->down;
+        row[o] = min(first + o, s->hidden - 1);
+    }
+    for (uint32_t at = 0; at < s->h.rows; at += 4) {
         struct ft_rows_x h = s->h;
         h.x += at * h.stride;
         h.rows -= at;
-        float sum[2][4];
+        float sum[SHARED_OUTS][4];
         if (h.rows == 1) {
-            float one[2][1];
-            ft_rows_dot<1, 2, 3>(one, w, row, &h, [] {});
-            sum[0][0] = one[0][0];
-            sum[1][0] = one[1][0];
+            float one[SHARED_OUTS][1];
+            ft_rows_dot<1, SHARED_OUTS, 3>(one, w, row, &h, [] {});
+#pragma unroll
+            for (uint32_t o = 0; o < SHARED_OUTS; o++)
+                sum[o][0] = one[o][0];
         } else {
-            ft_rows_dot<4, 2, 2>(sum, w, row, &h, [] {});
+            ft_rows_dot<4, SHARED_OUTS, 1>(sum, w, row, &h, [] {});
         }
 #pragma unroll
-        for (uint32_t r = 0; r < 4; r++)
-            if (lane < 2 && r < h.rows && first + lane < s->hidden)
-                s->y[(uint64_t)(at + r) * s->hidden + first + lane] = lane ? sum[1][r] : sum[0][r];
-        at += 4;
+        for (uint32_t o = 0; o < SHARED_OUTS; o++)
+#pragma unroll
+            for (uint32_t r = 0; r < 4; r++)
+                if (lane == o && r < h.rows && first + o < s->hidden)
+                    s->y[(uint64_t)(at + r) * s->hidden + first + o] = sum[o][r];
     }
 }
 
@@ -511,7 +526,7 @@ static struct shared_args shared_args_of(const struct ft_cuda *c, uint32_t layer
     s.h.rows = c->step.rows;
     s.y = c->base + c->space.shared_y;
     s.hidden = m->hidden;
-    s.blocks = div_up(m->hidden, 2 * DOWN_WARPS);
+    s.blocks = div_up(m->hidden, SHARED_OUTS * DOWN_WARPS);
     return s;
 }
 

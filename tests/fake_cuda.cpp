@@ -102,6 +102,8 @@ bool begin_on_stream(const char *name, uint64_t delay_ns_max)
         w.calls[name]++;
         if (w.fail_nth && w.fail_name == name && --w.fail_nth == 0)
             w.sticky = w.fail_error;
+        if (w.fail_nth && w.fail_name == std::string("lost ") + name && --w.fail_nth == 0)
+            return false;
         if (w.stall_nth && w.stall_name == name && --w.stall_nth == 0)
             stall = w.stall_ns;
         if (w.sticky.load())

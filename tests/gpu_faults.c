@@ -2,8 +2,8 @@
 /*
  * Faults of the CUDA runtime and of the GPU, against the CUDA double: every call of opening and of a step
  * fails once, memory runs out at every allocation, kernels and copies fail or stall as they run. Whatever
- * happens is told with its cause, ends in bounded time, leaves nothing behind, and a session opened afterwards
- * works. On a real GPU: small shapes only (a fault would cost the process its context).
+ * happens is told with its cause, ends in bounded time, leaves nothing behind, and a session opened
+ * afterwards works. On a real GPU: small shapes only (a fault would cost the process its context).
  */
 #include "tests/gpu_session.h"
 
@@ -96,14 +96,44 @@ TEST(machines_without_a_gpu_that_works_are_refused_with_the_way_out)
         const char *text;
     } cases[] = {
         {{.device_count = 1}, NULL, 0, 0, FT_UNSUPPORTED, "no NVIDIA driver answers"},
-        {{.device_count = 1, .driver_version = 13000}, "cudaDriverGetVersion", 999, 0, FT_UNSUPPORTED, "--device host"},
-        {{.device_count = 1, .driver_version = 11040}, "cudaGetDeviceCount", 35, 0, FT_UNSUPPORTED, "supports CUDA 11.4"},
+        {{.device_count = 1, .driver_version = 13000},
+         "cudaDriverGetVersion",
+         999,
+         0,
+         FT_UNSUPPORTED,
+         "--device host"},
+        {{.device_count = 1, .driver_version = 11040},
+         "cudaGetDeviceCount",
+         35,
+         0,
+         FT_UNSUPPORTED,
+         "supports CUDA 11.4"},
         {{.driver_version = 13000}, NULL, 0, 0, FT_UNSUPPORTED, "no GPU"},
         {{.device_count = 1, .driver_version = 13000, .major = 7}, NULL, 0, 0, FT_UNSUPPORTED, "needs 7.5"},
-        {{.device_count = 2, .driver_version = 13000, .major = 9}, NULL, 0, 2, FT_USAGE, "--gpu 2: there are 2 GPUs"},
-        {{.device_count = 1, .driver_version = 13000, .major = 9}, "cudaGetDeviceProperties", 999, 0, FT_SYSTEM, "properties"},
-        {{.device_count = 1, .driver_version = 13000, .major = 9}, "cudaSetDevice", 999, 0, FT_UNSUPPORTED, "cannot be used"},
-        {{.device_count = 1, .driver_version = 13000, .major = 9}, "cudaMemGetInfo", 2, 0, FT_UNSUPPORTED, "cannot be used"},
+        {{.device_count = 2, .driver_version = 13000, .major = 9},
+         NULL,
+         0,
+         2,
+         FT_USAGE,
+         "--gpu 2: there are 2 GPUs"},
+        {{.device_count = 1, .driver_version = 13000, .major = 9},
+         "cudaGetDeviceProperties",
+         999,
+         0,
+         FT_SYSTEM,
+         "properties"},
+        {{.device_count = 1, .driver_version = 13000, .major = 9},
+         "cudaSetDevice",
+         999,
+         0,
+         FT_UNSUPPORTED,
+         "cannot be used"},
+        {{.device_count = 1, .driver_version = 13000, .major = 9},
+         "cudaMemGetInfo",
+         2,
+         0,
+         FT_UNSUPPORTED,
+         "cannot be used"},
     };
     struct ft_error err;
     struct ft_gpu_info info;
@@ -114,7 +144,8 @@ TEST(machines_without_a_gpu_that_works_are_refused_with_the_way_out)
             fake_cuda_init(&cases[i].machine);
             fake_cuda_fail(cases[i].call, 1, cases[i].error);
             struct change change = {.gpu = cases[i].gpu};
-            int status = session ? reopen(&hybrid, &change, &err) : ft_lane_cuda_find(cases[i].gpu, &info, &err);
+            int status =
+                session ? reopen(&hybrid, &change, &err) : ft_lane_cuda_find(cases[i].gpu, &info, &err);
             CHECK_FAILS(status, cases[i].status, cases[i].text, &err);
             CHECK(hybrid.session == NULL);
             check_nothing_is_left();
@@ -142,7 +173,8 @@ TEST(memory_that_runs_out_at_any_allocation_is_told_and_leaves_nothing)
                 break;
             CHECK_EQ(status, FT_MEMORY);
             CHECK(strstr(err.message, "--vram") || strstr(err.message, "ulimit -l"));
-            CHECK(strstr(err.message, " for ") || strstr(err.message, "a pinned buffer")); /* what it was for */
+            CHECK(strstr(err.message, " for ") ||
+                  strstr(err.message, "a pinned buffer")); /* what it was for */
         }
         printf("     %s: %u allocations\n", calls[c], n - 1);
         CHECK(n > 6);
@@ -186,8 +218,13 @@ TEST(banks_that_cannot_be_pinned_are_copied_from_pageable_memory_and_a_note_says
 
 TEST(any_other_call_of_opening_may_fail)
 {
-    static const char *const calls[] = {"cudaStreamCreateWithFlags", "cudaEventCreateWithFlags", "cudaMemset",
-                                        "cudaMemcpy", "cudaDeviceSynchronize", "cudaSetDevice", "cudaMemGetInfo"};
+    static const char *const calls[] = {"cudaStreamCreateWithFlags",
+                                        "cudaEventCreateWithFlags",
+                                        "cudaMemset",
+                                        "cudaMemcpy",
+                                        "cudaDeviceSynchronize",
+                                        "cudaSetDevice",
+                                        "cudaMemGetInfo"};
     struct ft_error err;
     REQUIRE(load());
     for (uint32_t c = 0; c < FT_COUNT_OF(calls); c++)
@@ -204,7 +241,8 @@ TEST(any_other_call_of_opening_may_fail)
     check_reopens();
 }
 
-static const char *handshake_after(const char *call, uint32_t nth, enum ft_handshake wanted, struct ft_error *err)
+static const char *handshake_after(const char *call, uint32_t nth, enum ft_handshake wanted,
+                                   struct ft_error *err)
 {
     unload();
     fake_cuda_fail(call, nth, cudaErrorUnknown);
@@ -240,14 +278,15 @@ TEST(a_handshake_that_fails_its_litmus_test_is_not_chosen)
     CHECK(strstr(ft_session_note(hybrid.session), "flag kernel") != NULL);
     unload();
     fake_cuda_init(&machine);
-    CHECK_FAILS(reopen(&hybrid, &(struct change){.handshake = FT_HANDSHAKE_MEMOP}, &err), FT_UNSUPPORTED, "--handshake", &err);
+    CHECK_FAILS(reopen(&hybrid, &(struct change){.handshake = FT_HANDSHAKE_MEMOP}, &err), FT_UNSUPPORTED,
+                "--handshake", &err);
     unload();
 }
 
 /* ---- a step ---- */
 
-/* The session's GPU is gone: its sequences have failed with a cause; what comes after fails, too, and says why; close
- * leaves nothing. */
+/* The session's GPU is gone: its sequences have failed with a cause; what comes after fails, too, and says
+ * why; close leaves nothing. */
 static void check_broken(const char *what)
 {
     struct ft_error err;
@@ -273,7 +312,8 @@ static bool fail_in_step(enum ft_handshake handshake, const char *call, uint32_t
     struct ft_error err;
     char what[128];
     snprintf(what, sizeof what, "handshake %d, %s %u", (int)handshake, call, nth);
-    CHECK_OK(reopen(&hybrid, &(struct change){.handshake = handshake, .watchdog_ns = 20000000000u}, &err), &err);
+    CHECK_OK(reopen(&hybrid, &(struct change){.handshake = handshake, .watchdog_ns = 20000000000u}, &err),
+             &err);
     if (!hybrid.session)
         return false;
     memset(&said, 0, sizeof said);
@@ -403,8 +443,8 @@ TEST(a_gpu_that_does_not_answer_is_given_up_after_the_watchdog)
     check_reopens();
 }
 
-/* A kernel that never ends: the session cannot be freed, but close comes back and says so. In a child: what is left
- * behind dies with it. */
+/* A kernel that never ends: the session cannot be freed, but close comes back and says so. In a child: what
+ * is left behind dies with it. */
 static int hang_for_ever(enum ft_handshake handshake)
 {
     struct ft_error err;
@@ -443,17 +483,17 @@ TEST(a_kernel_that_never_ends_fails_its_step_and_close_comes_back)
     check_reopens();
 }
 
-#define RUN_FAKE                                                                                                       \
-    RUN(machines_without_a_gpu_that_works_are_refused_with_the_way_out)                                                \
-    RUN(memory_that_runs_out_at_any_allocation_is_told_and_leaves_nothing)                                             \
-    RUN(banks_that_cannot_be_pinned_are_copied_from_pageable_memory_and_a_note_says_so)                                \
-    RUN(any_other_call_of_opening_may_fail)                                                                            \
-    RUN(a_handshake_that_fails_its_litmus_test_is_not_chosen)                                                          \
-    RUN(any_call_of_a_step_may_fail_and_breaks_the_session_only)                                                       \
-    RUN(a_kernel_or_a_copy_that_fails_on_the_gpu_breaks_the_session_only)                                              \
-    RUN(state_that_cannot_be_cleared_or_copied_fails_the_next_step)                                                    \
-    RUN(a_copy_or_kernel_that_takes_seconds_changes_no_text)                                                           \
-    RUN(a_gpu_that_does_not_answer_is_given_up_after_the_watchdog)                                                     \
+#define RUN_FAKE                                                                                             \
+    RUN(machines_without_a_gpu_that_works_are_refused_with_the_way_out)                                      \
+    RUN(memory_that_runs_out_at_any_allocation_is_told_and_leaves_nothing)                                   \
+    RUN(banks_that_cannot_be_pinned_are_copied_from_pageable_memory_and_a_note_says_so)                      \
+    RUN(any_other_call_of_opening_may_fail)                                                                  \
+    RUN(a_handshake_that_fails_its_litmus_test_is_not_chosen)                                                \
+    RUN(any_call_of_a_step_may_fail_and_breaks_the_session_only)                                             \
+    RUN(a_kernel_or_a_copy_that_fails_on_the_gpu_breaks_the_session_only)                                    \
+    RUN(state_that_cannot_be_cleared_or_copied_fails_the_next_step)                                          \
+    RUN(a_copy_or_kernel_that_takes_seconds_changes_no_text)                                                 \
+    RUN(a_gpu_that_does_not_answer_is_given_up_after_the_watchdog)                                           \
     RUN(a_kernel_that_never_ends_fails_its_step_and_close_comes_back) end_all();
 #else
 #define RUN_FAKE

@@ -97,14 +97,15 @@ static inline int engine_open(struct ft_engine *engine, const char *fixture, enu
                               enum ft_device device, uint32_t slots, struct ft_error *err)
 {
     char dir[4096];
-    struct fixture_config config = {.strategy = strategy,
-                                    .device = device,
-                                    .workers = 2,
-                                    .chunk = 8,
-                                    .slots = strategy == FT_STRATEGY_OFFLOAD || strategy == FT_STRATEGY_HYBRID ? slots : 0,
-                                    .sequences = SEQUENCES,
-                                    .share = 0.5,
-                                    .deterministic = true};
+    struct fixture_config config = {
+        .strategy = strategy,
+        .device = device,
+        .workers = 2,
+        .chunk = 8,
+        .slots = strategy == FT_STRATEGY_OFFLOAD || strategy == FT_STRATEGY_HYBRID ? slots : 0,
+        .sequences = SEQUENCES,
+        .share = 0.5,
+        .deterministic = true};
     snprintf(dir, sizeof dir, "%s/fixtures/%s", FT_DATA_DIR, fixture);
     return fixture_open(engine, dir, &config, err);
 }

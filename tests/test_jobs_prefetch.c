@@ -286,9 +286,9 @@ TEST(a_slot_that_fills_is_kept_through_a_failed_step_and_a_fetch_may_overtake)
     ft_clock_init(&step->clock);
     ft_park_init(&step->link.park);
     ft_arena_count(&arena, "slots");
-    CHECK_OK(ft_slots_init(&step->slots, &arena, 3, 64, 3, 4, &err), &err);
+    CHECK_OK(ft_slots_init(&step->slots, &arena, &arena, 3, 64, 3, 4, &err), &err);
     CHECK_OK(ft_arena_init(&arena, "slots", arena.used, &err), &err);
-    CHECK_OK(ft_slots_init(&step->slots, &arena, 3, 64, 3, 4, &err), &err);
+    CHECK_OK(ft_slots_init(&step->slots, &arena, &arena, 3, 64, 3, 4, &err), &err);
     struct ft_slots *slots = &step->slots;
     ft_prefetch_offer(step, &out);
     CHECK_EQ(out.prefetch_max, FT_PREFETCH_MAX);

@@ -46,11 +46,57 @@ uint32_t ft_place_begin(struct ft_place_state *state, const struct ft_layer_in *
     return misses->count;
 }
 
+/* Is the i-th slot of the list still as old as it was, and free to be taken by this layer? */
+static bool may_take_ahead(const struct ft_place_ahead *ahead, const struct ft_layer_in *in, uint32_t i,
+                           bool *stale)
+{
+    const struct ft_slot_view *slots = &in->slots;
+    uint32_t s = ahead->slot[i];
+    *stale = s >= slots->count || slots->last_used[s] != ahead->last_used[i] ||
+             slots->expert[s] != ahead->expert[i];
+    bool wanted = false; /* by this very layer */
+    for (uint32_t j = 0; j < in->active_count && !*stale; j++)
+        wanted |= in->slot[j] == s;
+    return !*stale && !wanted && !slots->busy[s];
+}
+
+/* Up to `count` victims into state->victims, least recently used first. A scan looks further than it must,
+ * and what it finds beyond is kept for the layers that follow. */
+static uint32_t find_victims(struct ft_place_state *state, const struct ft_layer_in *in, uint32_t count)
+{
+    struct ft_place_ahead *ahead = &state->ahead;
+    struct ft_pick *victims = &state->victims;
+    uint32_t found = 0;
+    bool stale;
+    while (ahead->at < ahead->count && !may_take_ahead(ahead, in, ahead->at, &stale) && stale)
+        ahead->at++;
+    for (uint32_t i = ahead->at; i < ahead->count && found < count; i++)
+        if (may_take_ahead(ahead, in, i, &stale))
+            victims->keys[found++] = ahead->slot[i];
+    victims->count = found;
+    if (found == count)
+        return found;
+    ahead->at = ahead->count = 0;
+    uint32_t more = FT_MIN(count + FT_PLACE_AHEAD, state->capacity);
+    found = ft_evict_lru_find(in, more, victims);
+    for (uint32_t i = 0; i < found && ahead->count < FT_PLACE_AHEAD; i++) {
+        uint32_t s = ft_evict_lru_victim(victims, i);
+        if (in->slots.last_used[s] >=
+            in->step) /* others may become as old as this one yet: the order is not final */
+            break;
+        uint32_t n = ahead->count++;
+        ahead->slot[n] = s;
+        ahead->last_used[n] = in->slots.last_used[s];
+        ahead->expert[n] = in->slots.expert[s];
+    }
+    return FT_MIN(found, count);
+}
+
 void ft_place_fetch(struct ft_place_state *state, const struct ft_layer_in *in, struct ft_layer_out *out,
                     uint32_t count, enum ft_reason reason, bool reuse)
 {
     count = FT_MIN(count, state->misses.count);
-    uint32_t found = in->prefill || !count ? 0 : ft_evict_lru_find(in, count, &state->victims);
+    uint32_t found = in->prefill || !count ? 0 : find_victims(state, in, count);
     for (uint32_t j = 0; j < count; j++) {
         uint32_t i = ft_pick_index(&state->misses, j);
         if (!in->prefill && (found == 0 || (j >= found && !reuse))) {

@@ -9,8 +9,21 @@
 #include "graph/policy.h"
 #include "planner/pick.h"
 
+#define FT_PLACE_AHEAD 96u
+
+/*
+ * The slots that LRU will take next, oldest first, found by one scan for many layers: a slot only ever grows
+ * younger, so what is still as old as it was is still among the oldest. Slots that were freed since are taken
+ * at the next scan.
+ */
+struct ft_place_ahead {
+    uint32_t slot[FT_PLACE_AHEAD], last_used[FT_PLACE_AHEAD], expert[FT_PLACE_AHEAD];
+    uint32_t at, count;
+};
+
 /* State of every policy here: two scratch arrays behind the struct. */
 struct ft_place_state {
+    struct ft_place_ahead ahead;
     struct ft_policy_params params;
     struct ft_pick misses, victims; /* room for one layer's active experts each */
     uint32_t miss_count;

@@ -12,6 +12,7 @@
 #define SNAPSHOTS_DEFAULT 8u
 #define SNAPSHOT_BYTES_DEFAULT (UINT64_C(64) << 20)
 #define HOST_SLOT_DIVISOR 4u
+#define SERVICE_CORES_FROM 8u
 #define TILE_BYTES_MIN 65536u
 #define CHUNK_ROWS_SMALLEST 8u
 #define SMALLEST_ROUNDS 64u
@@ -69,8 +70,12 @@ static int choose_workers(struct ft_plan_draft *draft, struct ft_error *err)
                             "%u CPU workers were asked for, but %u cores are usable (affinity, quota, one "
                             "thread per core): more would only wait for each other; give at most %u",
                             wanted, usable, usable);
-    bool spare = draft->plan->device != FT_DEVICE_NONE && usable > 2;
-    draft->plan->workers = wanted ? wanted : usable - (spare ? 1 : 0);
+    /* One core for the device's driver; on a large machine with a GPU another for the session and io threads,
+     * which would else push a worker aside in every step. */
+    uint32_t spare = draft->plan->device == FT_DEVICE_NONE || usable <= 2                    ? 0
+                     : draft->plan->device == FT_DEVICE_CUDA && usable >= SERVICE_CORES_FROM ? 2
+                                                                                             : 1;
+    draft->plan->workers = wanted ? wanted : usable - spare;
     return FT_OK;
 }
 

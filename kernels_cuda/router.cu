@@ -162,8 +162,8 @@ static __device__ void weigh(const struct route_args *a, const float *logits, ui
 static __device__ __forceinline__ uint32_t rank_of(uint32_t key)
 {
     uint32_t lane = threadIdx.x & 31, rank = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < 32; i++) {
+#pragma unroll 8
+    for (uint32_t i = 0; i < 32; i++) { /* code that runs once is fetched from far: keep it short */
         uint32_t other = __shfl_sync(0xffffffffu, key, (int)i);
         rank += other > key || (other == key && i < lane);
     }
@@ -387,11 +387,9 @@ static __device__ __forceinline__ bool is_last_block(uint32_t *counter, uint32_t
 {
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence(); /* the block's logits, before the count that hands them to the last block */
-        *word = atomicAdd(counter, 1u) == blocks - 1;
+        *word = ft_count_arrival(counter) == blocks - 1; /* behind the block's logits: it hands them to the last one */
         if (*word)
             *counter = 0;
-        __threadfence();
     }
     __syncthreads();
     return *word != 0;

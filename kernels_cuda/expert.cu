@@ -3,10 +3,10 @@
  * Experts of a decode step: few rows per expert, so the weights are what moves, and each is read once for its
  * rows.
  *
- * Two kernels. Up: a block computes 16 hidden units of one expert, each warp half of the columns of 8; the upper
- * half of its tile are rows of the gate, the lower half those of the up projection. Down: a warp computes 16
- * outputs. Blocks of groups that do not exist end after one read. Weights are asked for before the activations
- * are looked at; the down kernel's before the up kernel has ended.
+ * Two kernels. Up: a block computes 16 hidden units of one expert, each warp half of the columns of 8; the
+ * upper half of its tile are rows of the gate, the lower half those of the up projection. Down: a warp
+ * computes 16 outputs. Blocks of groups that do not exist end after one read. Weights are asked for before
+ * the activations are looked at; the down kernel's before the up kernel has ended.
  *
  * The matrix units multiply: A = 16 weight rows, decoded to bf16, which is exact (expert_weights.cuh); B =
  * activations, each the exact sum of three bf16 pieces that take a column each, so up to 2 rows fit the
@@ -90,8 +90,8 @@ static __device__ void stage(uint32_t *pieces, const float *from, const uint32_t
 
 /* ---- a warp's tile ---- */
 
-/* Where the two halves of a warp's 16 weight rows lie, row g and row g + 8 of lane 4 g + t: its run of unit 0. The
- * run of unit i stands 4 i runs behind. */
+/* Where the two halves of a warp's 16 weight rows lie, row g and row g + 8 of lane 4 g + t: its run of unit
+ * 0. The run of unit i stands 4 i runs behind. */
 struct tile_rows {
     const uint4 *data[2];
     const char *scale[2]; /* fp4: of the run; fp8: of the row's blocks */
@@ -99,7 +99,8 @@ struct tile_rows {
 };
 
 template <int kind>
-static __device__ __forceinline__ void aim(struct tile_rows *w, uint32_t half, const struct ft_expert_layout *layout,
+static __device__ __forceinline__ void aim(struct tile_rows *w, uint32_t half,
+                                           const struct ft_expert_layout *layout,
                                            const struct ft_expert_matrix *m, uint32_t row)
 {
     constexpr uint32_t run = ft_expert_run<kind>();
@@ -110,14 +111,16 @@ static __device__ __forceinline__ void aim(struct tile_rows *w, uint32_t half, c
     if (kind == FT_EXPERT_NVFP4 || kind == FT_EXPERT_MXFP4)
         w->scale[half] += first * (kind == FT_EXPERT_NVFP4 ? 2 : 1);
     if (kind == FT_EXPERT_FP8)
-        w->scale[half] += (uint64_t)(row / layout->block_out) * ((m->in + layout->block_in - 1) / layout->block_in) * 4;
+        w->scale[half] +=
+            (uint64_t)(row / layout->block_out) * ((m->in + layout->block_in - 1) / layout->block_in) * 4;
     w->in = m->in;
     w->end = runs > t ? (runs - t + 3) / 4 : 0;
 }
 
 /* Asks for unit `unit` of both rows; from `end` on, and behind the row, it is zero and unread. */
 template <int kind>
-static __device__ __forceinline__ void ask_unit(struct ft_expert_raw raw[2], const struct ft_expert_layout *layout,
+static __device__ __forceinline__ void ask_unit(struct ft_expert_raw raw[2],
+                                                const struct ft_expert_layout *layout,
                                                 const struct tile_rows *w, uint32_t unit, uint32_t end)
 {
     bool exists = unit < min(w->end, end);
@@ -130,9 +133,9 @@ static __device__ __forceinline__ void ask_unit(struct ft_expert_raw raw[2], con
         if (kind == FT_EXPERT_MXFP4)
             raw[half].scale = exists ? __ldg((const uint8_t *)w->scale[half] + unit * 4) : 0;
         if (kind == FT_EXPERT_FP8)
-            raw[half].scale =
-                exists ? __ldg((const uint32_t *)w->scale[half] + unit * (4 * ft_expert_run<kind>()) / layout->block_in)
-                       : 0;
+            raw[half].scale = exists ? __ldg((const uint32_t *)w->scale[half] +
+                                             unit * (4 * ft_expert_run<kind>()) / layout->block_in)
+                                     : 0;
     }
 }
 /* Asks for the first FLIGHT units from `begin`. */
@@ -225,15 +228,17 @@ static __device__ __forceinline__ float take_sum(const float *put, uint32_t i, u
     return from[2] + from[1] + from[0];
 }
 
-/* The rows of group `group` of the list: [begin, end) of its pairs; false: no such group. A list of one row has
- * one pair a group. The address comes with the count, not behind it. */
+/* The rows of group `group` of the list: [begin, end) of its pairs; false: no such group. A list of one row
+ * has one pair a group. The address comes with the count, not behind it. */
 static __device__ __forceinline__ bool find_group(const struct ft_expert_args *a, uint32_t group,
                                                   uint32_t *begin, uint32_t *end, const char **blob)
 {
     uint32_t count = __ldcg(a->list.group_count);
     *begin = group;
     *end = group + 1;
-    *blob = group < a->list.groups_max ? (const char *)__ldcg((const unsigned long long *)(a->list.blob + group)) : NULL;
+    *blob = group < a->list.groups_max
+                ? (const char *)__ldcg((const unsigned long long *)(a->list.blob + group))
+                : NULL;
     if (group >= count)
         return false;
     if (!a->one_row) {
@@ -319,7 +324,8 @@ struct shared_args {
     uint32_t hidden, blocks; /* blocks of the grid in front of the experts'; 0: no shared expert */
 };
 
-/* SHARED_OUTS outputs per warp, all rows, four at a time. shared_h was there before the kernel in front began. */
+/* SHARED_OUTS outputs per warp, all rows, four at a time. shared_h was there before the kernel in front
+ * began. */
 static __device__ void shared_down(const struct shared_args *s)
 {
     uint32_t lane = threadIdx.x & 31, row[SHARED_OUTS];
@@ -368,11 +374,13 @@ static __global__ void __launch_bounds__(DOWN_THREADS, DOWN_BLOCKS)
     ft_begin_next();
     if (blockIdx.x < s.blocks) {
         shared_down(&s);
-        ft_wait_previous(); /* no block ends before everything in front of it: the kernels behind count on it */
+        ft_wait_previous(); /* no block ends before everything in front of it: the kernels behind count on it
+                             */
         return;
     }
     uint32_t group = block / blocks_per_group;
-    if (!find_group(&a, group, &begin, &end, &blob)) { /* the list was there before the kernel in front began */
+    if (!find_group(&a, group, &begin, &end,
+                    &blob)) { /* the list was there before the kernel in front began */
         ft_wait_previous();
         return;
     }
@@ -517,10 +525,10 @@ static int launch_slow(const struct ft_expert_args *a, const struct shared_args 
 {
     uint32_t per_group = div_up(a->layout.hidden, DOWN_WARPS);
     int error = FT_LAUNCH_NEXT(slow_up_kernel, dim3(div_up(a->layout.width, DOWN_WARPS), groups),
-                          dim3(DOWN_THREADS), 0, stream, *a);
+                               dim3(DOWN_THREADS), 0, stream, *a);
     return error ? error
-                 : FT_LAUNCH_NEXT(slow_down_kernel, dim3(s->blocks + per_group * groups), dim3(DOWN_THREADS), 0,
-                             stream, *a, *s, per_group);
+                 : FT_LAUNCH_NEXT(slow_down_kernel, dim3(s->blocks + per_group * groups), dim3(DOWN_THREADS),
+                                  0, stream, *a, *s, per_group);
 }
 
 static int launch_decode(const struct ft_expert_args *a, const struct shared_args *s, uint32_t groups,

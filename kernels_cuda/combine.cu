@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Joins a layer's experts: sum over the top-k list, in its order, of weight times result, plus the gated
- * shared expert, added to the residual streams. A thread per element of the hidden state. Weights and streams are
- * read before the kernel in front has ended (expert_args.cuh).
+ * shared expert, added to the residual streams. A thread per element of the hidden state. Weights and streams
+ * are read before the kernel in front has ended (expert_args.cuh).
  */
 #include "kernels_cuda/device.h"
 #include "kernels_cuda/kernels_cuda.h"
 
 #define COMBINE_THREADS 64u
-#define COMBINE_FLIGHT 10 /* results under way per thread */
+#define COMBINE_FLIGHT 10  /* results under way per thread */
 #define COMBINE_STREAMS 4u /* streams read ahead of the results */
 
 struct combine_args {
@@ -24,7 +24,8 @@ static __global__ void __launch_bounds__(COMBINE_THREADS) combine_kernel(struct 
     uint64_t row = blockIdx.y;
     uint32_t h = blockIdx.x * COMBINE_THREADS + threadIdx.x, at = min(h, a.hidden - 1);
     const float *weights = a.weights + row * a.topk, *s = a.mixed + row * (a.lowrank + a.streams) + a.lowrank;
-    float *residual = a.residual + row * a.streams * a.hidden + at, held[COMBINE_STREAMS], scale[COMBINE_STREAMS];
+    float *residual = a.residual + row * a.streams * a.hidden + at, held[COMBINE_STREAMS],
+          scale[COMBINE_STREAMS];
     ft_begin_next();
 #pragma unroll
     for (uint32_t i = 0; i < COMBINE_STREAMS; i++) {

@@ -64,11 +64,6 @@ static inline int ft_launch_next(void (*kernel)(P...), dim3 grid, dim3 block, si
 {
     cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t config = {};
-    /* A multiprocessor divides its memory anew only when it is empty: all kernels of a chain ask for the same. */
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                             (int)cudaSharedmemCarveoutMaxShared);
-    if (error != cudaSuccess)
-        return (int)error;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = grid;
@@ -108,6 +103,14 @@ static __device__ __forceinline__ uint32_t ft_load_acquire_system(const uint32_t
 static __device__ __forceinline__ void ft_store_release_system(uint32_t *flag, uint32_t value)
 {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+/* Adds one and returns what stood there: what the thread has seen before (a barrier brings the block's stores) is there
+ * for the thread that counts after it. Counters of "last block" endings; a fence would cost as much again, twice. */
+static __device__ __forceinline__ uint32_t ft_count_arrival(uint32_t *counter)
+{
+    uint32_t before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
 }
 /* Nanoseconds of the GPU's own clock (its tick may be 32 ns or 1 us). */
 static __device__ __forceinline__ uint64_t ft_global_timer(void)

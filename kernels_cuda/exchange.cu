@@ -95,7 +95,8 @@ static __global__ void wait_fetched_kernel(struct wait_args a)
         *x->fetched_list.group_count = 0;
         x->fetched_list.pair_begin[0] = 0;
     }
-    ft_begin_next(); /* not before: blocks beside this one would keep the kernels of the copy stream waiting */
+    ft_begin_next(); /* not before: blocks beside this one would keep the kernels of the copy stream waiting
+                      */
     if (threadIdx.x == 0 && a.end_stamp)
         *a.end_stamp = ft_global_timer();
 }
@@ -115,9 +116,9 @@ static __global__ void wait_computed_kernel(struct wait_args a)
 
 /* ---- waits of a step of one row ----
  *
- * Two warps. The first does everything while the kernel in front still runs: on_cpu was there when this one began,
- * and nothing that the kernel in front reads or writes is touched (expert_args.cuh). The second waits for that
- * kernel's end, which is when the waiting begins that the stamps tell of.
+ * Two warps. The first does everything while the kernel in front still runs: on_cpu was there when this one
+ * began, and nothing that the kernel in front reads or writes is touched (expert_args.cuh). The second waits
+ * for that kernel's end, which is when the waiting begins that the stamps tell of.
  */
 #define ONE_ROW_THREADS 64
 #define ONE_ROW_TOPK 32u
@@ -185,7 +186,8 @@ static __global__ void wait_fetched_row_kernel(struct wait_args a)
         x->fetched_list.pair_begin[0] = 0;
     }
     ft_wait_previous();
-    ft_begin_next(); /* not before: blocks beside this one would keep the kernels of the copy stream waiting */
+    ft_begin_next(); /* not before: blocks beside this one would keep the kernels of the copy stream waiting
+                      */
     if (lane == 0 && a.end_stamp)
         *a.end_stamp = ft_global_timer();
 }

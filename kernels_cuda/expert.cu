@@ -3,10 +3,10 @@
  * Experts of a decode step: few rows per expert, so the weights are what moves, and each is read once for its
  * rows.
  *
- * Two kernels. Up: a block computes 16 hidden units of one expert, each warp half of the columns of 8; the upper
- * half of its tile are rows of the gate, the lower half those of the up projection. Down: a warp computes 16
- * outputs. Blocks of groups that do not exist end after one read. Weights are asked for before the activations
- * are looked at; the down kernel's before the up kernel has ended.
+ * Two kernels. Up: a block computes 16 hidden units of one expert, each warp half of the columns of 8; the
+ * upper half of its tile are rows of the gate, the lower half those of the up projection. Down: a warp
+ * computes 16 outputs. Blocks of groups that do not exist end after one read. Weights are asked for before
+ * the activations are looked at; the down kernel's before the up kernel has ended.
  *
  * The matrix units multiply: A = 16 weight rows, decoded to bf16, which is exact (expert_weights.cuh); B =
  * activations, each the exact sum of three bf16 pieces that take a column each, so up to 2 rows fit the
@@ -90,21 +90,53 @@ static __device__ void stage(uint32_t *pieces, const float *from, const uint32_t
 
 /* ---- a warp's tile ---- */
 
-/* Where the two halves of a warp's 16 weight rows lie: row g and row g + 8 of lane 4 g + t. */
+/* Where the two halves of a warp's 16 weight rows lie, row g and row g + 8 of lane 4 g + t: its run of unit
+ * 0. The run of unit i stands 4 i runs behind. */
 struct tile_rows {
-    struct ft_expert_matrix m[2];
-    uint32_t row[2];
+    const uint4 *data[2];
+    const char *scale[2]; /* fp4: of the run; fp8: of the row's blocks */
+    uint32_t in, end;     /* units of this lane: [0, end) lie inside the row */
 };
 
-/* Asks for unit `unit` of both rows; from `end` on it is zero and unread. */
 template <int kind>
-static __device__ __forceinline__ void ask_unit(struct ft_expert_raw raw[2], const struct ft_expert_layout *layout,
+static __device__ __forceinline__ void aim(struct tile_rows *w, uint32_t half,
+                                           const struct ft_expert_layout *layout,
+                                           const struct ft_expert_matrix *m, uint32_t row)
+{
+    constexpr uint32_t run = ft_expert_run<kind>();
+    uint32_t t = threadIdx.x & 3, runs = m->in / run;
+    uint64_t first = (uint64_t)row * runs + t;
+    w->data[half] = (const uint4 *)m->data + first;
+    w->scale[half] = m->scale;
+    if (kind == FT_EXPERT_NVFP4 || kind == FT_EXPERT_MXFP4)
+        w->scale[half] += first * (kind == FT_EXPERT_NVFP4 ? 2 : 1);
+    if (kind == FT_EXPERT_FP8)
+        w->scale[half] +=
+            (uint64_t)(row / layout->block_out) * ((m->in + layout->block_in - 1) / layout->block_in) * 4;
+    w->in = m->in;
+    w->end = runs > t ? (runs - t + 3) / 4 : 0;
+}
+
+/* Asks for unit `unit` of both rows; from `end` on, and behind the row, it is zero and unread. */
+template <int kind>
+static __device__ __forceinline__ void ask_unit(struct ft_expert_raw raw[2],
+                                                const struct ft_expert_layout *layout,
                                                 const struct tile_rows *w, uint32_t unit, uint32_t end)
 {
-    uint32_t k = unit < end ? (unit * 4 + (threadIdx.x & 3)) * ft_expert_run<kind>() : w->m[0].in;
+    bool exists = unit < min(w->end, end);
 #pragma unroll
-    for (uint32_t half = 0; half < 2; half++)
-        raw[half] = ft_expert_load<kind>(layout, &w->m[half], w->row[half], k);
+    for (uint32_t half = 0; half < 2; half++) {
+        raw[half].data = exists ? __ldcs(w->data[half] + unit * 4) : make_uint4(0, 0, 0, 0);
+        raw[half].scale = 0;
+        if (kind == FT_EXPERT_NVFP4)
+            raw[half].scale = exists ? __ldg((const uint16_t *)w->scale[half] + unit * 4) : 0;
+        if (kind == FT_EXPERT_MXFP4)
+            raw[half].scale = exists ? __ldg((const uint8_t *)w->scale[half] + unit * 4) : 0;
+        if (kind == FT_EXPERT_FP8)
+            raw[half].scale = exists ? __ldg((const uint32_t *)w->scale[half] +
+                                             unit * (4 * ft_expert_run<kind>()) / layout->block_in)
+                                     : 0;
+    }
 }
 /* Asks for the first FLIGHT units from `begin`. */
 template <int kind>
@@ -145,7 +177,7 @@ multiply(float sum[tiles][4], struct ft_expert_raw raw[FLIGHT][2], const struct 
          const struct tile_rows *w, uint32_t begin, uint32_t end, const uint32_t *pieces, uint32_t columns)
 {
     constexpr uint32_t run = ft_expert_run<kind>(), parts = run / 8;
-    uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, words = column_words(w->m[0].in, run);
+    uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, words = column_words(w->in, run);
     const uint32_t *column[tiles];
 #pragma unroll
     for (int c = 0; c < tiles;
@@ -196,15 +228,17 @@ static __device__ __forceinline__ float take_sum(const float *put, uint32_t i, u
     return from[2] + from[1] + from[0];
 }
 
-/* The rows of group `group` of the list: [begin, end) of its pairs; false: no such group. A list of one row has
- * one pair a group. The address comes with the count, not behind it. */
+/* The rows of group `group` of the list: [begin, end) of its pairs; false: no such group. A list of one row
+ * has one pair a group. The address comes with the count, not behind it. */
 static __device__ __forceinline__ bool find_group(const struct ft_expert_args *a, uint32_t group,
                                                   uint32_t *begin, uint32_t *end, const char **blob)
 {
     uint32_t count = __ldcg(a->list.group_count);
     *begin = group;
     *end = group + 1;
-    *blob = group < a->list.groups_max ? (const char *)__ldcg((const unsigned long long *)(a->list.blob + group)) : NULL;
+    *blob = group < a->list.groups_max
+                ? (const char *)__ldcg((const unsigned long long *)(a->list.blob + group))
+                : NULL;
     if (group >= count)
         return false;
     if (!a->one_row) {
@@ -258,10 +292,11 @@ static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS)
         return;
     struct ft_expert_raw raw[FLIGHT][2];
     struct tile_rows w;
-    w.m[0] = ft_expert_matrix_of<kind>(&a.layout, blob, 0);
-    w.m[1] = ft_expert_matrix_of<kind>(&a.layout, blob, 1);
-    w.row[0] = w.row[1] =
-        min(unit0 + warp / UP_PARTS * (TILE / 2) + (threadIdx.x >> 2 & 7), a.layout.width - 1);
+    uint32_t row = min(unit0 + warp / UP_PARTS * (TILE / 2) + (threadIdx.x >> 2 & 7), a.layout.width - 1);
+    struct ft_expert_matrix gate = ft_expert_matrix_of<kind>(&a.layout, blob, 0);
+    struct ft_expert_matrix up = ft_expert_matrix_of<kind>(&a.layout, blob, 1);
+    aim<kind>(&w, 0, &a.layout, &gate, row);
+    aim<kind>(&w, 1, &a.layout, &up, row);
     uint32_t units = (a.layout.hidden + 4 * run - 1) / (4 * run), share = (units + UP_PARTS - 1) / UP_PARTS;
     uint32_t unit_begin = part * share, unit_end = min(part * share + share, units);
     for (uint32_t first = begin; first < end; first += rows_at_once) {
@@ -276,7 +311,7 @@ static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS)
         multiply<kind, tiles>(sum, raw, &a.layout, &w, unit_begin, unit_end, pieces, rows * 3);
         put_sums<tiles>(put + warp * (TILE * 8 * tiles), sum);
         __syncthreads(); /* the next pass writes `put` behind two more barriers */
-        finish_up<tiles>(&a, put, blob, unit0, first, rows, w.m[0].factor, w.m[1].factor);
+        finish_up<tiles>(&a, put, blob, unit0, first, rows, gate.factor, up.factor);
     }
 }
 
@@ -289,7 +324,8 @@ struct shared_args {
     uint32_t hidden, blocks; /* blocks of the grid in front of the experts'; 0: no shared expert */
 };
 
-/* SHARED_OUTS outputs per warp, all rows, four at a time. shared_h was there before the kernel in front began. */
+/* SHARED_OUTS outputs per warp, all rows, four at a time. shared_h was there before the kernel in front
+ * began. */
 static __device__ void shared_down(const struct shared_args *s)
 {
     uint32_t lane = threadIdx.x & 31, row[SHARED_OUTS];
@@ -309,7 +345,7 @@ static __device__ void shared_down(const struct shared_args *s)
         float sum[SHARED_OUTS][4];
         if (h.rows == 1) {
             float one[SHARED_OUTS][1];
-            ft_rows_dot<1, SHARED_OUTS, 3>(one, w, row, &h, [] {});
+            ft_rows_dot<1, SHARED_OUTS, 2>(one, w, row, &h, [] {});
 #pragma unroll
             for (uint32_t o = 0; o < SHARED_OUTS; o++)
                 sum[o][0] = one[o][0];
@@ -338,11 +374,13 @@ static __global__ void __launch_bounds__(DOWN_THREADS, DOWN_BLOCKS)
     ft_begin_next();
     if (blockIdx.x < s.blocks) {
         shared_down(&s);
-        ft_wait_previous(); /* no block ends before everything in front of it: the kernels behind count on it */
+        ft_wait_previous(); /* no block ends before everything in front of it: the kernels behind count on it
+                             */
         return;
     }
     uint32_t group = block / blocks_per_group;
-    if (!find_group(&a, group, &begin, &end, &blob)) { /* the list was there before the kernel in front began */
+    if (!find_group(&a, group, &begin, &end,
+                    &blob)) { /* the list was there before the kernel in front began */
         ft_wait_previous();
         return;
     }
@@ -350,9 +388,9 @@ static __global__ void __launch_bounds__(DOWN_THREADS, DOWN_BLOCKS)
     struct tile_rows w;
     uint32_t units = (a.layout.width + 4 * run - 1) / (4 * run), lane = threadIdx.x & 31;
     uint32_t row0 = (block % blocks_per_group * DOWN_WARPS + warp) * TILE;
-    w.m[0] = w.m[1] = ft_expert_matrix_of<kind>(&a.layout, blob, 2);
-    w.row[0] = min(row0 + (lane >> 2), a.layout.hidden - 1);
-    w.row[1] = min(row0 + (lane >> 2) + 8, a.layout.hidden - 1);
+    struct ft_expert_matrix m = ft_expert_matrix_of<kind>(&a.layout, blob, 2);
+    aim<kind>(&w, 0, &a.layout, &m, min(row0 + (lane >> 2), a.layout.hidden - 1));
+    aim<kind>(&w, 1, &a.layout, &m, min(row0 + (lane >> 2) + 8, a.layout.hidden - 1));
     const float *bias = ft_expert_bias(&a.layout, blob, 2);
     for (uint32_t first = begin; first < end; first += rows_at_once) {
         uint32_t rows = min(end - first, rows_at_once);
@@ -372,7 +410,7 @@ static __global__ void __launch_bounds__(DOWN_THREADS, DOWN_BLOCKS)
             uint32_t r = i / TILE, out = row0 + i % TILE;
             if (out < a.layout.hidden)
                 a.y[(uint64_t)__ldcg(a.list.pair_out + first + r) * a.layout.hidden + out] =
-                    fmaf(take_sum<tiles>(mine, i % TILE, r), w.m[0].factor, bias ? bias[out] : 0.0f);
+                    fmaf(take_sum<tiles>(mine, i % TILE, r), m.factor, bias ? bias[out] : 0.0f);
         }
         __syncwarp();
     }
@@ -487,10 +525,10 @@ static int launch_slow(const struct ft_expert_args *a, const struct shared_args 
 {
     uint32_t per_group = div_up(a->layout.hidden, DOWN_WARPS);
     int error = FT_LAUNCH_NEXT(slow_up_kernel, dim3(div_up(a->layout.width, DOWN_WARPS), groups),
-                          dim3(DOWN_THREADS), 0, stream, *a);
+                               dim3(DOWN_THREADS), 0, stream, *a);
     return error ? error
-                 : FT_LAUNCH_NEXT(slow_down_kernel, dim3(s->blocks + per_group * groups), dim3(DOWN_THREADS), 0,
-                             stream, *a, *s, per_group);
+                 : FT_LAUNCH_NEXT(slow_down_kernel, dim3(s->blocks + per_group * groups), dim3(DOWN_THREADS),
+                                  0, stream, *a, *s, per_group);
 }
 
 static int launch_decode(const struct ft_expert_args *a, const struct shared_args *s, uint32_t groups,

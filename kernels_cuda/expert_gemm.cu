@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Experts of a long batch: a grouped product on the matrix units. A group is the pairs of one expert; a tile is up
- * to 64 of its pairs by two panels of 64 weight rows, which for the up kernel are the gate and the up projection of
- * the same hidden units, so that the activation stays in registers.
+ * Experts of a long batch: a grouped product on the matrix units. A group is the pairs of one expert; a tile
+ * is up to 64 of its pairs by two panels of 64 weight rows, which for the up kernel are the gate and the up
+ * projection of the same hidden units, so that the activation stays in registers.
  *
  *   grid (panels of outputs, tiles of pairs): groups_bound + pairs / 64 tiles are enough for any list; a
  * block finds its tile by counting, and those that are left over end.
  *
- * Weights are decoded to bf16 on the way to shared memory, which is exact (scales of fp8 blocks are applied to
- * sums). An activation becomes two bf16 pieces, its upper 16 bits and those of the rest: 2^-16 of it is lost, where
- * one bf16 would lose 2^-9 and flip the choices of the routers behind. The next step's loads are under way while the
- * matrix units work. Within runs of eight columns both sides have the order of expert_weights.cuh.
+ * Weights are decoded to bf16 on the way to shared memory, which is exact (scales of fp8 blocks are applied
+ * to sums). An activation becomes two bf16 pieces, its upper 16 bits and those of the rest: 2^-16 of it is
+ * lost, where one bf16 would lose 2^-9 and flip the choices of the routers behind. The next step's loads are
+ * under way while the matrix units work. Within runs of eight columns both sides have the order of
+ * expert_weights.cuh.
  *
- * Tiles of up to 32 pairs give every warp a row fragment of its own, and skip the pair fragments that are empty.
+ * Tiles of up to 32 pairs give every warp a row fragment of its own, and skip the pair fragments that are
+ * empty.
  */
 #include "kernels_cuda/expert_args.cuh"
 
@@ -157,8 +159,9 @@ load_run(const struct ft_expert_layout *layout, const struct panels *p, uint32_t
 /* ---- the product ---- */
 
 /*
- * A warp's part of the tile: pairs from pair0, two fragments of 16; rows from row0 of either panel, two fragments of 8.
- * Wide tiles: warp w has pairs (w & 1) * 32 .., rows (w >> 1) * 16 ..; others: all pairs, rows 8 w .. in one fragment.
+ * A warp's part of the tile: pairs from pair0, two fragments of 16; rows from row0 of either panel, two
+ * fragments of 8. Wide tiles: warp w has pairs (w & 1) * 32 .., rows (w >> 1) * 16 ..; others: all pairs,
+ * rows 8 w .. in one fragment.
  */
 struct warp_part {
     uint32_t pair0, row0, pair_fragments, row_fragments;
@@ -274,10 +277,9 @@ static __device__ __forceinline__ void store_step(struct step_memory *to, const 
 
 /* Sums of a tile over all columns. index NULL: rows of `from` are those of the list. */
 template <int kind>
-static __device__ __forceinline__ void multiply_tile(struct sums *sum, const struct ft_expert_layout *layout,
-                                                     const struct panels *p, const struct tile *tile,
-                                                     const float *from, const uint32_t *index,
-                                                     struct step_memory *memory)
+static __device__ __forceinline__ void
+multiply_tile(struct sums *sum, const struct ft_expert_layout *layout, const struct panels *p,
+              const struct tile *tile, const float *from, const uint32_t *index, struct step_memory *memory)
 {
     constexpr uint32_t runs = runs_per_thread<kind>();
     uint32_t in = p->m[0].in, rows = (tile->count + 15) / 16 * 16;
@@ -418,7 +420,7 @@ int ft_expert_gemm(const struct ft_expert_args *a, uint32_t groups_bound, uint32
         return launch_gemm<FT_EXPERT_NVFP4>(a, groups_bound, pairs_bound, stream);
     case FT_EXPERT_MXFP4:
         return launch_gemm<FT_EXPERT_MXFP4>(a, groups_bound, pairs_bound, stream);
-    default: /* shapes that 16-byte loads do not fit: element by element, by ft_cuda_experts */
+    default:      /* shapes that 16-byte loads do not fit: element by element, by ft_cuda_experts */
         return 1; /* cudaErrorInvalidValue */
     }
 }

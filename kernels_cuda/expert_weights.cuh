@@ -147,7 +147,8 @@ static __device__ __forceinline__ struct ft_expert_raw ft_expert_load(const stru
     return raw;
 }
 
-/* Both e4m3 scales of an nvfp4 run as a bf16 pair, times 2^63: bits moved into bf16 are too small by 2^120. */
+/* Both e4m3 scales of an nvfp4 run as a bf16 pair, times 2^63: bits moved into bf16 are too small by 2^120.
+ */
 static __device__ __forceinline__ uint32_t ft_expert_nvfp4_scales(uint32_t scale)
 {
     uint32_t bytes = __byte_perm(scale, 0, 0x4140), nan = ((bytes & 0x007f007fu) + 0x00010001u) & 0x00800080u;

@@ -153,8 +153,8 @@ static __device__ void ft_group_many(const struct ft_group_args *a, struct ft_gr
     }
 }
 
-/* One row: its pairs are groups of one, list place j in lane j < topk <= 32. One warp; returns the pairs without a
- * slot in every lane. */
+/* One row: its pairs are groups of one, list place j in lane j < topk <= 32. One warp; returns the pairs
+ * without a slot in every lane. */
 static __device__ __forceinline__ uint32_t ft_group_one_row(const struct ft_group_args *a, uint32_t id,
                                                             bool listed)
 {

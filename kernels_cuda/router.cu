@@ -2,10 +2,11 @@
 /*
  * Which experts a row goes to, and who computes them.
  *
- * Decode form, one kernel: warps compute router logits, the shared expert's hidden values and its gate, with the
- * weights asked for before the kernel in front has ended; of the blocks with logits the one that ends last picks
- * every row's top k, looks the experts up in the slot map, groups those that are resident and tells the driver. Prefill form: logits and shared projections by ft_cuda_project, then the
- * same choice by a block per row.
+ * Decode form, one kernel: warps compute router logits, the shared expert's hidden values and its gate, with
+ * the weights asked for before the kernel in front has ended; of the blocks with logits the one that ends
+ * last picks every row's top k, looks the experts up in the slot map, groups those that are resident and
+ * tells the driver. Prefill form: logits and shared projections by ft_cuda_project, then the same choice by a
+ * block per row.
  */
 #include <math.h>
 
@@ -14,11 +15,11 @@
 
 #define ROUTE_THREADS 128u
 #define ROUTE_WARPS (ROUTE_THREADS / 32)
-#define STAGED_ROWS 2u           /* rows of x that a block copies to shared memory */
+#define STAGED_ROWS 2u          /* rows of x that a block copies to shared memory */
 #define STAGED_MAX (40u * 1024) /* bytes */
-#define SCRATCH 64u              /* words of shared memory per choosing warp */
-#define ROUTE_COUNTER 32u /* index of the "last block" counter */
-#define CHOOSE_HELD 16u   /* logits that a lane holds in registers */
+#define SCRATCH 64u             /* words of shared memory per choosing warp */
+#define ROUTE_COUNTER 32u       /* index of the "last block" counter */
+#define CHOOSE_HELD 16u         /* logits that a lane holds in registers */
 
 struct route_args {
     struct ft_matrix router, gate, up, shared_gate;
@@ -117,8 +118,8 @@ static __device__ float sum_of_all(const float *logits, uint32_t experts, float 
 }
 
 /* The weight of list place j in lane j, whose logit is `value`: for lists no longer than a warp. */
-static __device__ __forceinline__ float weigh_lane(const struct route_args *a, const float *logits, float value,
-                                                   float *scratch)
+static __device__ __forceinline__ float weigh_lane(const struct route_args *a, const float *logits,
+                                                   float value, float *scratch)
 {
     uint32_t lane = threadIdx.x & 31;
     bool listed = lane < a->topk;
@@ -162,8 +163,8 @@ static __device__ void weigh(const struct route_args *a, const float *logits, ui
 static __device__ __forceinline__ uint32_t rank_of(uint32_t key)
 {
     uint32_t lane = threadIdx.x & 31, rank = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < 32; i++) {
+#pragma unroll 8
+    for (uint32_t i = 0; i < 32; i++) { /* code that runs once is fetched from far: keep it short */
         uint32_t other = __shfl_sync(0xffffffffu, key, (int)i);
         rank += other > key || (other == key && i < lane);
     }
@@ -171,12 +172,12 @@ static __device__ __forceinline__ uint32_t rank_of(uint32_t key)
 }
 
 /*
- * The top k <= 32 of a row that the lanes hold, list place j in lane j. The k-th of the lanes' largest keys is a
- * bound: whatever is chosen reaches it. Those that reach it are few; each counts how many stand before it. False:
- * more than 32 do.
+ * The top k <= 32 of a row that the lanes hold, list place j in lane j. The k-th of the lanes' largest keys
+ * is a bound: whatever is chosen reaches it. Those that reach it are few; each counts how many stand before
+ * it. False: more than 32 do.
  */
-static __device__ bool choose_ranked(const struct row_keys *k, uint32_t topk, uint32_t *scratch, uint32_t *key,
-                                     uint32_t *id)
+static __device__ bool choose_ranked(const struct row_keys *k, uint32_t topk, uint32_t *scratch,
+                                     uint32_t *key, uint32_t *id)
 {
     uint32_t lane = threadIdx.x & 31, best = 0, count = 0;
 #pragma unroll
@@ -235,8 +236,8 @@ static __device__ void choose_in_turn(struct row_keys *k, uint32_t topk, uint32_
     __syncwarp();
 }
 
-/* One warp chooses for one row: ids in descending order of logit, the lower id first among equals. Returns the
- * id at place j in lane j. scratch [SCRATCH] in shared memory, the warp's own. */
+/* One warp chooses for one row: ids in descending order of logit, the lower id first among equals. Returns
+ * the id at place j in lane j. scratch [SCRATCH] in shared memory, the warp's own. */
 static __device__ uint32_t choose_row(const struct route_args *a, uint32_t row, uint32_t *scratch)
 {
     uint32_t lane = threadIdx.x & 31, key = 0, id = 0;
@@ -256,8 +257,8 @@ static __device__ uint32_t choose_row(const struct route_args *a, uint32_t row, 
             a->failed[row] = 1 + a->layer;
         return lane;
     }
-    if (!forced && (a->topk > 32 || a->experts > CHOOSE_HELD * 32 ||
-                    !choose_ranked(&keys, a->topk, scratch, &key, &id)))
+    if (!forced &&
+        (a->topk > 32 || a->experts > CHOOSE_HELD * 32 || !choose_ranked(&keys, a->topk, scratch, &key, &id)))
         choose_in_turn(&keys, a->topk, ids, &key, &id);
     if (a->topk > 32) {
         weigh(a, logits, ids, weights, forced);
@@ -293,8 +294,8 @@ static __device__ void tell_driver(const struct route_args *a, struct ft_groupin
         ft_store_release_system(a->routed, *a->epoch); /* pairs with the driver's acquire load */
 }
 
-/* The same for a single row and a list no longer than a warp: one warp chooses, lists and tells. x: the row, in
- * shared or device memory; scratch [SCRATCH], missing [1] in shared memory. */
+/* The same for a single row and a list no longer than a warp: one warp chooses, lists and tells. x: the row,
+ * in shared or device memory; scratch [SCRATCH], missing [1] in shared memory. */
 static __device__ void finish_one_row(const struct route_args *a, const float *x, uint32_t *scratch,
                                       uint32_t *missing)
 {
@@ -327,30 +328,34 @@ static __device__ void finish_one_row(const struct route_args *a, const float *x
 
 /* ---- decode form ---- */
 
-/* Tasks of the warps of a launch: router outputs, in blocks of their own, then hidden units of the shared expert
- * and its gate. */
+/* Tasks of the warps of a launch: router outputs, in blocks of their own, then hidden units of the shared
+ * expert and its gate. */
 struct route_tasks {
     uint32_t router, router_blocks, shared, gate;
 };
 
 enum task_kind { TASK_ROUTER, TASK_SHARED, TASK_GATE, TASK_NONE };
 
-/* What the warp computes: `outs` router outputs, or outs / 2 units of the shared expert (gate and up of each side by
- * side). Sums of rows that do not exist are of the last one. */
+/* What the warp computes: `outs` router outputs, or outs / 2 units of the shared expert (gate and up of each
+ * side by side). Sums of rows that do not exist are of the last one. */
 template <int outs>
-static __device__ __forceinline__ enum task_kind
-aim_task(const struct route_args *a, const struct route_tasks *tasks, uint32_t *number,
-         const struct ft_matrix *w[outs], uint32_t row[outs])
+static __device__ __forceinline__ enum task_kind aim_task(const struct route_args *a,
+                                                          const struct route_tasks *tasks, uint32_t *number,
+                                                          const struct ft_matrix *w[outs], uint32_t row[outs])
 {
     uint32_t task = blockIdx.x * ROUTE_WARPS + (threadIdx.x >> 5);
     enum task_kind kind = task < tasks->router ? TASK_ROUTER : TASK_NONE;
     if (blockIdx.x >= tasks->router_blocks) {
         task -= tasks->router_blocks * ROUTE_WARPS;
-        kind = task < tasks->shared ? TASK_SHARED : task - tasks->shared < tasks->gate ? TASK_GATE : TASK_NONE;
+        kind = task < tasks->shared                 ? TASK_SHARED
+               : task - tasks->shared < tasks->gate ? TASK_GATE
+                                                    : TASK_NONE;
     }
 #pragma unroll
     for (int o = 0; o < outs; o++) {
-        w[o] = kind == TASK_SHARED ? (o & 1 ? &a->up : &a->gate) : kind == TASK_GATE ? &a->shared_gate : &a->router;
+        w[o] = kind == TASK_SHARED ? (o & 1 ? &a->up : &a->gate)
+               : kind == TASK_GATE ? &a->shared_gate
+                                   : &a->router;
         row[o] = kind == TASK_SHARED   ? min(task * (outs / 2) + o / 2, a->shared_width - 1)
                  : kind == TASK_ROUTER ? min(task * outs + o, a->experts - 1)
                                        : 0;
@@ -360,8 +365,8 @@ aim_task(const struct route_args *a, const struct route_tasks *tasks, uint32_t *
 }
 
 template <int rows, int outs>
-static __device__ __forceinline__ void store_task(const struct route_args *a, enum task_kind kind, uint32_t task,
-                                                  const float sum[outs][rows])
+static __device__ __forceinline__ void store_task(const struct route_args *a, enum task_kind kind,
+                                                  uint32_t task, const float sum[outs][rows])
 {
     if (threadIdx.x & 31)
         return;
@@ -387,11 +392,10 @@ static __device__ __forceinline__ bool is_last_block(uint32_t *counter, uint32_t
 {
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence(); /* the block's logits, before the count that hands them to the last block */
-        *word = atomicAdd(counter, 1u) == blocks - 1;
+        *word = ft_count_arrival(counter) ==
+                blocks - 1; /* behind the block's logits: it hands them to the last one */
         if (*word)
             *counter = 0;
-        __threadfence();
     }
     __syncthreads();
     return *word != 0;
@@ -399,13 +403,13 @@ static __device__ __forceinline__ bool is_last_block(uint32_t *counter, uint32_t
 
 template <int rows>
 static __global__ void __launch_bounds__(ROUTE_THREADS, rows <= 4 ? 3 : 2)
-    route_kernel(const __grid_constant__ struct route_args a, const __grid_constant__ struct route_tasks tasks,
-                 uint32_t staged)
+    route_kernel(const __grid_constant__ struct route_args a,
+                 const __grid_constant__ struct route_tasks tasks, uint32_t staged)
 {
     constexpr int outs = rows >= 8 ? 4 : 2;
     FT_SHARED_DYNAMIC(float, x_staged);
     FT_SHARED(uint32_t, word, 2);
-    FT_SHARED(uint32_t, scratch, ROUTE_WARPS *SCRATCH);
+    FT_SHARED(uint32_t, scratch, ROUTE_WARPS * SCRATCH);
     const struct ft_matrix *w[outs];
     uint32_t row[outs], task, warp = threadIdx.x >> 5;
     float sum[outs][rows];
@@ -467,7 +471,7 @@ static int launch_decode(const struct route_args *a, void *stream)
 
 static __global__ void __launch_bounds__(ROUTE_THREADS) choose_kernel(struct route_args a)
 {
-    FT_SHARED(uint32_t, scratch, ROUTE_WARPS *SCRATCH);
+    FT_SHARED(uint32_t, scratch, ROUTE_WARPS * SCRATCH);
     uint32_t warp = threadIdx.x >> 5, row = blockIdx.x * ROUTE_WARPS + warp;
     if (row < a.x.rows)
         choose_row(&a, row, scratch + warp * SCRATCH);

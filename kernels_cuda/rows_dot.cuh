@@ -61,8 +61,8 @@ static __device__ __forceinline__ void ft_rows_ask(struct ft_rows_held<outs, fli
 /* sum[o][r] += products of this lane's columns; `held` has the loads from (lane * 8) on already. */
 template <int rows, int outs, uint32_t flight>
 static __device__ __forceinline__ void
-ft_rows_walk_bf16(float sum[outs][rows], struct ft_rows_held<outs, flight> *held, const uint4 *const data[outs],
-                  uint32_t in, const struct ft_rows_x *x)
+ft_rows_walk_bf16(float sum[outs][rows], struct ft_rows_held<outs, flight> *held,
+                  const uint4 *const data[outs], uint32_t in, const struct ft_rows_x *x)
 {
     for (uint32_t begin = (threadIdx.x & 31) * 8; begin < in;) {
 #pragma unroll
@@ -102,8 +102,8 @@ static __device__ __forceinline__ void ft_rows_walk_slow(float sum[outs][rows],
 
 /*
  * sum[o][r] = W_o[row o] . x_r in every lane. w [outs]: the matrices (all of one format and `in`), row
- * [outs]: the rows of theirs. All lanes of the warp. between(): called once by every lane when weights have been
- * asked for and before x is read. flight: rounds of loads under way per lane.
+ * [outs]: the rows of theirs. All lanes of the warp. between(): called once by every lane when weights have
+ * been asked for and before x is read. flight: rounds of loads under way per lane.
  */
 template <int rows, int outs, uint32_t flight, class Between>
 static __device__ __forceinline__ void

@@ -226,6 +226,7 @@ static inline uint32_t ft_load_acquire_system(const uint32_t *flag)
     return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
 }
 static inline void ft_store_release_system(uint32_t *flag, uint32_t value) { __atomic_store_n(flag, value, __ATOMIC_RELEASE); }
+static inline uint32_t ft_count_arrival(uint32_t *counter) { return __atomic_fetch_add(counter, 1u, __ATOMIC_ACQ_REL); }
 static inline uint64_t ft_global_timer(void)
 {
     struct timespec t;

@@ -73,14 +73,16 @@ uint32_t ft_graph_tile_count(uint64_t units, uint64_t unit_bytes, uint32_t tiles
     return (uint32_t)FT_MAX(tiles, 1u);
 }
 
-/* `units` of the op's axis, cut into tiles whose borders are multiples of `grain`. */
-static struct stage stage(struct builder *b, enum ft_op op, uint32_t layer, uint32_t units, uint32_t grain,
-                          uint64_t unit_bytes, uint64_t unit_flops)
+/* `units` of the op's axis, cut into tiles whose borders are multiples of `grain`. unit_cost is the time of a
+ * unit, in bytes that could be read in it. */
+static struct stage stage_of_cost(struct builder *b, enum ft_op op, uint32_t layer, uint32_t units,
+                                  uint32_t grain, uint64_t unit_bytes, uint64_t unit_flops,
+                                  uint64_t unit_cost)
 {
     struct stage made = {b->jobs, 0};
     uint32_t blocks = (uint32_t)ft_div_up(units, grain);
     uint32_t max = b->tiling->lane_of_op[op] == FT_LANE_CPU ? b->tiling->tiles_max : 1;
-    uint32_t tiles = ft_graph_tile_count(blocks, unit_bytes * grain, max, b->tiling->tile_bytes_min);
+    uint32_t tiles = ft_graph_tile_count(blocks, unit_cost * grain, max, b->tiling->tile_bytes_min);
     for (uint32_t i = 0; i < tiles; i++) {
         uint32_t begin = (uint32_t)((uint64_t)blocks * i / tiles) * grain;
         uint32_t end = FT_MIN((uint32_t)((uint64_t)blocks * (i + 1) / tiles) * grain, units);
@@ -91,11 +93,33 @@ static struct stage stage(struct builder *b, enum ft_op op, uint32_t layer, uint
     return made;
 }
 
-/* A stage whose unit is one output of a bf16 matrix with `in` columns. */
+/* A core does about this many operations while it reads a byte. */
+#define FLOPS_PER_BYTE 4u
+/* What one dot product costs beside its bytes: summing the lanes, storing, and in mixers a sigmoid. Measured
+ * with rows of 32 to 64 columns. */
+#define DOT_COST_BYTES 128u
+#define SIGMOID_DOT_COST_BYTES 384u
+
+static struct stage stage(struct builder *b, enum ft_op op, uint32_t layer, uint32_t units, uint32_t grain,
+                          uint64_t unit_bytes, uint64_t unit_flops)
+{
+    return stage_of_cost(b, op, layer, units, grain, unit_bytes, unit_flops,
+                         FT_MAX(unit_bytes, unit_flops / FLOPS_PER_BYTE));
+}
+
+/* A stage whose unit is `dots` outputs of a bf16 matrix with `in` columns. */
+static struct stage stage_of_dots(struct builder *b, enum ft_op op, uint32_t layer, uint32_t units,
+                                  uint32_t dots, uint32_t in, uint32_t rows, uint32_t dot_cost)
+{
+    uint64_t bytes = 2ull * dots * in, flops = 2ull * dots * in * rows;
+    uint64_t cost = FT_MAX(bytes, flops / FLOPS_PER_BYTE) + (uint64_t)dots * rows * dot_cost;
+    return stage_of_cost(b, op, layer, units, 8, bytes, flops, cost);
+}
+
 static struct stage project(struct builder *b, enum ft_op op, uint32_t layer, uint32_t outputs, uint32_t in,
                             uint32_t rows, struct stage before)
 {
-    struct stage made = stage(b, op, layer, outputs, 8, 2ull * in, 2ull * in * rows);
+    struct stage made = stage_of_dots(b, op, layer, outputs, 1, in, rows, DOT_COST_BYTES);
     connect(b, before, made);
     return made;
 }
@@ -111,8 +135,8 @@ static struct stage build_mix(struct builder *b, uint32_t layer, uint32_t rows, 
         return norm;
     struct stage down =
         project(b, FT_OP_MIX_DOWN, layer, m->hc_lowrank + (top ? 0 : m->hc_count), wide, rows, norm);
-    struct stage up = stage(b, FT_OP_MIX_UP, layer, m->hidden, 8, 2ull * m->hc_count * m->hc_lowrank,
-                            2ull * m->hc_count * m->hc_lowrank * rows);
+    struct stage up = stage_of_dots(b, FT_OP_MIX_UP, layer, m->hidden, m->hc_count, m->hc_lowrank, rows,
+                                    SIGMOID_DOT_COST_BYTES);
     connect(b, down, up);
     return up;
 }
@@ -188,9 +212,9 @@ static struct stage build_moe(struct builder *b, uint32_t layer, struct stage be
 {
     const struct ft_model *m = b->model;
     uint32_t rows = b->shape.rows;
-    uint64_t router = (uint64_t)m->expert_count * m->hidden;
-    struct stage route = {job(b, FT_OP_ROUTER, layer, 0, rows, 2 * router, 2 * router * rows), 1};
-    connect(b, before, route);
+    struct stage logits = project(b, FT_OP_ROUTER_LOGITS, layer, m->expert_count, m->hidden, rows, before);
+    struct stage route = {job(b, FT_OP_ROUTER, layer, 0, rows, 0, (uint64_t)m->expert_count * rows), 1};
+    connect(b, logits, route);
     struct stage shared = {0, 0};
     if (m->shared_width)
         shared = build_mlp(b, FT_OP_SHARED_UP, FT_OP_SHARED_DOWN, layer, m->shared_width, before);

@@ -8,7 +8,7 @@
  * ft_dynamic in jobs/step.h describes them).
  *
  *   embed -> [mix_down.. -> mix_up..] -> project.. -> delta.. | prepare -> select.. -> attn.. -> out..
- *         -> [mix] -> router -> { reserved: fetch -> expert_device ; expert_up.. -> expert_down.. } ->
+ *         -> [mix] -> router_logits.. -> router -> { reserved: fetch -> expert_device ; expert_up.. -> expert_down.. } ->
  * combine..
  *                           `-> shared_up.. -> shared_down.. ------------------------------------^   ... ->
  * end

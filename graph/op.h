@@ -56,6 +56,7 @@ enum ft_class {
     X(POLICY, "policy", "none", SCHEDULE)                                                                    \
     X(JOIN, "join", "none", SCHEDULE)                                                                        \
     X(END, "end", "none", SCHEDULE)                                                                          \
+    X(ROUTER_LOGITS, "router_logits", "expert", ROUTER)                                                      \
     X(RESERVED, "reserved", "filled after the router", SCHEDULE)
 
 enum ft_op {

@@ -19,8 +19,8 @@ static bool has_experts(const struct ft_model *model)
 
 static int check_numbers(const struct ft_plan *plan, const struct ft_model *model, struct ft_error *err)
 {
-    if (plan->strategy == FT_STRATEGY_AUTO || plan->strategy >= FT_STRATEGY_COUNT)
-        return ft_error_set(err, FT_INTERNAL, "plan: strategy %d is not a resolved one", (int)plan->strategy);
+    if (plan->strategy >= FT_STRATEGY_COUNT)
+        return ft_error_set(err, FT_INTERNAL, "plan: strategy %d does not exist", (int)plan->strategy);
     if (plan->device >= FT_DEVICE_COUNT)
         return ft_error_set(err, FT_INTERNAL, "plan: device %d does not exist", (int)plan->device);
     if (plan->workers == 0 || plan->workers > FT_WORKERS_MAX)

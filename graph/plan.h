@@ -10,6 +10,7 @@
 #include "graph/machine.h"
 #include "graph/model.h"
 #include "graph/policy.h"
+#include "graph/weights.h"
 
 /* What the user asked for; 0 / negative = choose for me. */
 struct ft_plan_options {
@@ -69,6 +70,8 @@ struct ft_plan {
     bool deterministic, ple_in_ram;
     struct ft_tiling tiling;              /* lane of every op */
     uint8_t reason_of_op[FT_OP_COUNT];    /* enum ft_reason */
+    enum ft_dense dense;                  /* AS_STORED or TO_FP8: how the loader holds dense matrices */
+    bool lowered; /* fits only with less KV or fewer sequences than the defaults, or fewer slots than a step uses */
     uint32_t term_count;
     struct ft_plan_term terms[FT_POOL_COUNT];
     uint64_t used_bytes[FT_TIER_COUNT], limit_bytes[FT_TIER_COUNT]; /* limit 0 = unknown */

@@ -36,7 +36,9 @@ const char *ft_place_name(enum ft_place place);
     X(EARLIEST, "ends first by the cost model")                                                                        \
     X(STAGED, "prefill: staged for this chunk only")                                                                   \
     X(REPLAY, "as recorded in the trace")                                                                              \
-    X(FIXED_LANE, "the op has one lane in this plan")
+    X(FIXED_LANE, "the op has one lane in this plan")                                                                  \
+    X(PREFETCH, "copied ahead for a later layer")                                                                      \
+    X(PROBE, "tried to learn what it costs now")
 
 enum ft_reason {
 #define FT_REASON_ENUM(name, text) FT_REASON_##name,
@@ -71,7 +73,9 @@ struct ft_layer_in {
     struct ft_slot_view slots;
 };
 
-/* The answer. Arrays are the caller's, [active_count]; prefetch arrays [prefetch_max]. */
+/* The answer. Arrays are the caller's, [active_count]; prefetch arrays [prefetch_max]. A prefetch is a copy into a slot
+ * that may be taken (not busy, no victim of this answer), made when the link has nothing else to do; from then on the
+ * expert counts as resident. prefetch_max may be 0: in prefill, and while earlier prefetches wait. */
 struct ft_layer_out {
     uint8_t *place;   /* enum ft_place; DEVICE only where slot != FT_NONE, FETCH only where it is FT_NONE */
     uint8_t *reason;  /* enum ft_reason */
@@ -81,12 +85,15 @@ struct ft_layer_out {
     uint32_t *prefetch_layer, *prefetch_expert, *prefetch_victim;
 };
 
-/* One finished job, for correcting estimates. */
+/* One finished job, or one wait of the device for the link, for correcting estimates. Those of a step come after it,
+ * in no order, before its step_end. */
 struct ft_observation {
     enum ft_op op;
     enum ft_lane lane;
+    enum ft_wait wait; /* NONE: a job */
     uint32_t layer, rows;
     uint64_t bytes;
+    double start_ns; /* since the session's clock started: places the jobs of a layer beside each other */
     double duration_ns, predicted_ns;
 };
 

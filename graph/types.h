@@ -70,9 +70,10 @@ enum ft_handshake {
     FT_HANDSHAKE_COUNT
 };
 
-/* As the user names it. AUTO is resolved by the planner into a policy. */
+/* As the user names it. In a plan AUTO means: not every expert fits the device, policy_auto chooses per layer; where
+ * all fit the plan says FUSED, without a device CPU. */
 enum ft_strategy {
-    FT_STRATEGY_AUTO,
+    FT_STRATEGY_AUTO,    /* per layer what ends first */
     FT_STRATEGY_FUSED,   /* every expert resident on the device */
     FT_STRATEGY_OFFLOAD, /* fetch every missing expert */
     FT_STRATEGY_CPU,     /* compute every missing expert on the CPU */

@@ -2,7 +2,7 @@
 /*
  * Where the weights of a model are. io/ fills it, jobs/ and kernels read it; nobody writes it after loading.
  * Vectors (norms, biases, convolutions, A_log, sinks) are f32 whatever the checkpoint stores; matrices keep their
- * own bits. Pointers that a layer or family does not have are NULL (a matrix: data == NULL).
+ * own bits, unless they are quantised on the way (enum ft_dense). Pointers that a layer or family does not have are NULL (a matrix: data == NULL).
  */
 #ifndef FT_GRAPH_WEIGHTS_H
 #define FT_GRAPH_WEIGHTS_H
@@ -65,6 +65,33 @@ struct ft_weights {
     struct ft_layer_weights *layers; /* [layer_count] */
 };
 
+/* How dense matrices that the checkpoint stores in bf16, f16 or f32 are held. */
+enum ft_dense {
+    FT_DENSE_AS_STORED, /* in their own bits */
+    FT_DENSE_TO_FP8,    /* quantised to fp8_block while they are loaded (io/quantise.h) */
+    FT_DENSE_AUTO    /* a wish, resolved before loading: as stored where that fits, else fp8 */
+};
+
+/* What a dense matrix is for, as far as quantising tells them apart. Masks hold 1u << use. */
+enum ft_dense_use {
+    FT_USE_MIX,       /* mixers of the residual streams */
+    FT_USE_LINEAR,    /* linear attention */
+    FT_USE_ATTENTION, /* softmax attention */
+    FT_USE_MLP,       /* shared experts, dense layers */
+    FT_USE_PLE,       /* projections of per-layer embeddings */
+    FT_USE_HEAD,
+    FT_USE_GATE,      /* what decides: routers, indexers, gates, decays, injection: few rows, never quantised */
+    FT_USE_EMBED      /* single rows are read, a GPU holds none of it unless the head is tied: never quantised */
+};
+/* What FT_DENSE_TO_FP8 quantises: everything of many rows. */
+#define FT_FP8_USES 0x3fu
+/*
+ * Those of them that alone change no fixture's logits by more than 2% of the largest: none. The three bits of
+ * mantissa of e4m3 are a noise of 2.6% of every product (root mean square), whatever the scales, and routers that
+ * choose other experts multiply it. tests/test_e2e_dense_fp8.c measures it; tests/results/dense-fp8.md has the table.
+ */
+#define FT_FP8_USES_ACCEPTED 0u
+
 /* What a model weighs, known from headers alone. */
 struct ft_weight_sizes {
     uint64_t dense_bytes;       /* everything but experts, embedding, head and PLE tables */
@@ -75,6 +102,7 @@ struct ft_weight_sizes {
     uint64_t ple_bytes;         /* all PLE tables, on disk */
     uint64_t file_bytes;        /* all shards */
     uint32_t moe_layer_count;
+    enum ft_dense dense;        /* AS_STORED or TO_FP8: what dense_bytes and head_bytes stand for */
     enum ft_format expert_format; /* of the first layer with experts */
 };
 

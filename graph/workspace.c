@@ -99,3 +99,35 @@ void ft_workspace_init_host(struct ft_workspace *workspace, const struct ft_mode
     workspace->ple_raw = reserve(workspace, ft_div_up(tables * rows * workspace->ple_row_bytes, 4));
     workspace->ple_e = reserve(workspace, tables * rows * model->ple_embed_dim);
 }
+
+uint64_t ft_workspace_gpu_dense_bytes(const struct ft_model *m, uint32_t rows)
+{
+    uint64_t few = (uint64_t)ft_gpu_mix_shares_max(m) * FT_GPU_DECODE_ROWS * (m->hc_lowrank + m->hc_count) *
+                   sizeof(float);
+    if (rows <= FT_GPU_DECODE_ROWS)
+        return few;
+    uint64_t in = FT_MAX((uint64_t)m->hc_count * m->hidden, (uint64_t)m->head_count * m->head_dim);
+    in = FT_MAX(in, (uint64_t)m->value_head_count * m->value_dim);
+    in = FT_MAX(in, FT_MAX(m->dense_width, m->shared_width));
+    in = FT_MAX(in, FT_MAX(m->ple_embed_dim, m->hc_lowrank));
+    uint64_t many = FT_GPU_WEIGHT_BYTES + ft_round_up(rows * ft_gpu_widest_row(m), 64) * sizeof(float) +
+                    rows * ft_round_up(in, FT_GPU_DEPTH) * sizeof(uint16_t);
+    return FT_MAX(few, many);
+}
+
+uint64_t ft_workspace_gpu_attention_bytes(const struct ft_model *m, uint32_t rows, uint32_t tokens_max)
+{
+    uint64_t r = FT_MIN(rows, FT_GPU_DECODE_ROWS), splits = ft_gpu_attention_splits(tokens_max);
+    uint64_t partials = splits > 1 ? r * m->head_count * splits * (m->head_dim + 2) * 4 : 0;
+    uint64_t blocks = m->indexer_ratio ? tokens_max / m->indexer_ratio : 0;
+    uint64_t scores = rows > r && blocks ? 264 * blocks * 4 : r * blocks * 4;
+    return ft_round_up(FT_MAX(partials, scores), 256);
+}
+
+uint64_t ft_workspace_gpu_bytes(const struct ft_model *m, uint32_t rows, uint64_t kv_tokens)
+{
+    uint32_t bound = FT_GPU_TOKENS_MIN;
+    while (bound < kv_tokens && bound < 1u << 31)
+        bound *= 2;
+    return FT_MAX(ft_workspace_gpu_dense_bytes(m, rows), ft_workspace_gpu_attention_bytes(m, rows, bound));
+}

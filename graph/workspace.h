@@ -8,6 +8,10 @@
 
 #include "graph/model.h"
 
+#ifdef __cplusplus /* GPU kernels call the counting functions */
+extern "C" {
+#endif
+
 struct ft_workspace {
     uint32_t rows, sequences, logit_rows;
     uint32_t project_width;   /* widest concatenated projection of any layer */
@@ -50,4 +54,59 @@ void ft_workspace_init(struct ft_workspace *workspace, const struct ft_model *mo
 void ft_workspace_init_host(struct ft_workspace *workspace, const struct ft_model *model, uint32_t rows,
                             uint32_t expert_rows);
 
+/*
+ * What kernels_cuda asks for beside the activations (struct ft_cuda, scratch). The sizes follow from how its
+ * kernels are cut, which is stated here so that a plan can count them without a GPU in reach.
+ */
+#define FT_GPU_DECODE_ROWS 16u /* larger steps take the prefill forms */
+#define FT_GPU_UNIT 128u       /* columns of a decode form's share */
+#define FT_GPU_WARPS 8u        /* shares of a block */
+#define FT_GPU_DEPTH 32u       /* prefill: columns of a tile, activations are padded to it */
+#define FT_GPU_WEIGHT_BYTES (32ull * 1024 * 1024) /* prefill: slice of decoded weights */
+#define FT_GPU_TOKENS_MIN 256u                    /* bounds of contexts are powers of two from here on */
+
+/* Partial sums of the mixers and, of prefill steps: a slice of weights, the widest f32 rows, the widest bf16
+ * input. */
+uint64_t ft_workspace_gpu_dense_bytes(const struct ft_model *model, uint32_t rows);
+/* Partial sums of attention, scores of the indexer, for rows that see at most tokens_max tokens. */
+uint64_t ft_workspace_gpu_attention_bytes(const struct ft_model *model, uint32_t rows, uint32_t tokens_max);
+/* Both in one block, as a lane with a KV pool of kv_tokens makes it. */
+uint64_t ft_workspace_gpu_bytes(const struct ft_model *model, uint32_t rows, uint64_t kv_tokens);
+
+#if defined(__CUDACC__)
+#define FT_GPU_AND_HOST __host__ __device__
+#else
+#define FT_GPU_AND_HOST
+#endif
+/*
+ * A row's visible tokens are cut into splits that blocks work on side by side. The cut follows from the
+ * number of visible tokens alone, so that a row's sums do not depend on its company: tiles of 64 tokens, at
+ * most 16 splits up to 64 tiles, then 4 tiles a split, at most 128 splits.
+ */
+#define FT_GPU_ATTENTION_TILE 64u
+#define FT_GPU_ATTENTION_SPLITS_MAX 128u
+static FT_GPU_AND_HOST inline uint32_t ft_gpu_attention_splits(uint32_t tokens)
+{
+    uint32_t few = (tokens + 15) / 16, some = (tokens + 63) / 64, many = (tokens + 255) / 256;
+    if (few <= 16)
+        return few ? few : 1;
+    if (many > 36)
+        return many < FT_GPU_ATTENTION_SPLITS_MAX ? many : FT_GPU_ATTENTION_SPLITS_MAX;
+    return some < 16 ? 16 : some < 36 ? some : 36;
+}
+/* Widest f32 row of the prefill forms: one stream, or the hidden values of a dense MLP. */
+static inline uint64_t ft_gpu_widest_row(const struct ft_model *model)
+{
+    return FT_MAX(model->hidden, model->dense_width);
+}
+/* Shares that a decode mixer cuts its columns into, at most. */
+static inline uint32_t ft_gpu_mix_shares_max(const struct ft_model *model)
+{
+    return (uint32_t)ft_div_up(ft_div_up((uint64_t)model->hc_count * model->hidden, FT_GPU_UNIT),
+                               FT_GPU_WARPS);
+}
+
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -26,6 +26,7 @@ struct matrix_item {
     const char *suffix;
     uint32_t out, in;
     struct ft_matrix *matrix;
+    enum ft_dense_use use;
 };
 
 static int bind_matrices(struct ft_binder *b, const char *prefix, const struct matrix_item *items,
@@ -34,7 +35,7 @@ static int bind_matrices(struct ft_binder *b, const char *prefix, const struct m
     char name[FT_BINDER_NAME_BYTES];
     for (size_t i = 0; i < count; i++) {
         ft_binder_join(name, prefix, items[i].suffix);
-        int status = ft_binder_matrix(b, name, items[i].out, items[i].in, items[i].matrix);
+        int status = ft_binder_matrix(b, name, items[i].out, items[i].in, items[i].use, items[i].matrix);
         if (status)
             return status;
     }
@@ -66,9 +67,9 @@ static int bind_mix(struct ft_binder *b, const char *prefix, bool inject, struct
     uint32_t wide = m->hc_count * m->hidden;
     const struct vector_item norm = {"hc_norm.weight", wide, &mix->norm};
     const struct matrix_item matrices[] = {
-        {"input_mix_weight_down", m->hc_lowrank, wide, &mix->down},
-        {"input_mix_weight_up", wide, m->hc_lowrank, &mix->up},
-        {"block_inject_weight", m->hc_count, wide, &mix->inject},
+        {"input_mix_weight_down", m->hc_lowrank, wide, &mix->down, FT_USE_MIX},
+        {"input_mix_weight_up", wide, m->hc_lowrank, &mix->up, FT_USE_MIX},
+        {"block_inject_weight", m->hc_count, wide, &mix->inject, FT_USE_GATE},
     };
     int status = bind_vectors(b, prefix, &norm, 1);
     return status ? status : bind_matrices(b, prefix, matrices, inject ? 3 : 2);
@@ -80,11 +81,11 @@ static int bind_linear(struct ft_binder *b, const char *prefix, struct ft_linear
     uint32_t channels = ft_model_conv_channels(m), values = m->value_head_count * m->value_dim;
     const uint64_t conv_shape[3] = {channels, 1, m->conv_taps};
     const struct matrix_item matrices[] = {
-        {"in_proj_qkv", channels, m->hidden, &w->qkv},
-        {"in_proj_z", values, m->hidden, &w->z},
-        {"in_proj_b", m->value_head_count, m->hidden, &w->b},
-        {"in_proj_a", m->value_head_count, m->hidden, &w->a},
-        {"out_proj", m->hidden, values, &w->out},
+        {"in_proj_qkv", channels, m->hidden, &w->qkv, FT_USE_LINEAR},
+        {"in_proj_z", values, m->hidden, &w->z, FT_USE_LINEAR},
+        {"in_proj_b", m->value_head_count, m->hidden, &w->b, FT_USE_GATE},
+        {"in_proj_a", m->value_head_count, m->hidden, &w->a, FT_USE_GATE},
+        {"out_proj", m->hidden, values, &w->out, FT_USE_LINEAR},
     };
     const struct vector_item vectors[] = {
         {"A_log", m->value_head_count, &w->a_log},
@@ -101,7 +102,7 @@ static int bind_indexer(struct ft_binder *b, const char *prefix, struct ft_atten
 {
     const struct ft_model *m = b->model;
     const struct matrix_item matrix = {"indexer.index_qk_proj", (m->indexer_head_count + 1) * m->indexer_dim,
-                                       m->hidden, &w->index_qk};
+                                       m->hidden, &w->index_qk, FT_USE_GATE};
     const struct vector_item vectors[] = {
         {"indexer.q_layernorm.weight", m->indexer_dim, &w->index_q_norm},
         {"indexer.k_layernorm.weight", m->indexer_dim, &w->index_k_norm},
@@ -117,10 +118,10 @@ static int bind_attention(struct ft_binder *b, const char *prefix, bool sparse,
     uint32_t heads = m->head_count * m->head_dim, kv = m->kv_head_count * m->head_dim;
     uint32_t queries = m->attention_gate ? 2 * heads : heads;
     const struct matrix_item matrices[] = {
-        {"q_proj", queries, m->hidden, &w->q},
-        {"k_proj", kv, m->hidden, &w->k},
-        {"v_proj", kv, m->hidden, &w->v},
-        {"o_proj", m->hidden, heads, &w->o},
+        {"q_proj", queries, m->hidden, &w->q, FT_USE_ATTENTION},
+        {"k_proj", kv, m->hidden, &w->k, FT_USE_ATTENTION},
+        {"v_proj", kv, m->hidden, &w->v, FT_USE_ATTENTION},
+        {"o_proj", m->hidden, heads, &w->o, FT_USE_ATTENTION},
     };
     const struct vector_item biases[] = {
         {"q_proj.bias", queries, &w->q_bias},
@@ -146,9 +147,9 @@ static int bind_attention(struct ft_binder *b, const char *prefix, bool sparse,
 static int bind_mlp(struct ft_binder *b, const char *prefix, uint32_t width, struct ft_mlp_weights *w)
 {
     const struct matrix_item matrices[] = {
-        {"gate_proj", width, b->model->hidden, &w->gate},
-        {"up_proj", width, b->model->hidden, &w->up},
-        {"down_proj", b->model->hidden, width, &w->down},
+        {"gate_proj", width, b->model->hidden, &w->gate, FT_USE_MLP},
+        {"up_proj", width, b->model->hidden, &w->up, FT_USE_MLP},
+        {"down_proj", b->model->hidden, width, &w->down, FT_USE_MLP},
     };
     return bind_matrices(b, prefix, matrices, COUNT(matrices));
 }
@@ -157,8 +158,8 @@ static int bind_moe(struct ft_binder *b, const char *prefix, struct ft_layer_wei
 {
     const struct ft_model *m = b->model;
     const struct matrix_item router = {m->family == FT_FAMILY_GPT_OSS ? "router" : "gate", m->expert_count,
-                                       m->hidden, &w->router};
-    const struct matrix_item shared_gate = {"shared_expert_gate", 1, m->hidden, &w->shared_gate};
+                                       m->hidden, &w->router, FT_USE_GATE};
+    const struct matrix_item shared_gate = {"shared_expert_gate", 1, m->hidden, &w->shared_gate, FT_USE_GATE};
     const struct vector_item bias = {"router.bias", m->expert_count, &w->router_bias};
     char name[FT_BINDER_NAME_BYTES];
     int status = bind_matrices(b, prefix, &router, 1);
@@ -196,8 +197,8 @@ static int bind_ple(struct ft_binder *b, const char *prefix, struct ft_ple_weigh
     uint32_t wide = m->hc_count * m->hidden;
     const uint64_t conv_shape[3] = {wide, 1, m->ple_taps};
     const struct matrix_item matrices[] = {
-        {"key_proj", wide, m->ple_embed_dim, &w->key},
-        {"value_proj", m->hidden, m->ple_embed_dim, &w->value},
+        {"key_proj", wide, m->ple_embed_dim, &w->key, FT_USE_PLE},
+        {"value_proj", m->hidden, m->ple_embed_dim, &w->value, FT_USE_PLE},
     };
     const struct vector_item vectors[] = {
         {"norm_key.weight", wide, &w->norm_key},
@@ -256,7 +257,7 @@ static int bind_ends(struct ft_binder *b, struct ft_weights *w)
 {
     const struct ft_model *m = b->model;
     uint64_t start = b->end;
-    int status = ft_binder_matrix(b, "embed_tokens", m->vocab, m->hidden, &w->embed);
+    int status = ft_binder_matrix(b, "embed_tokens", m->vocab, m->hidden, FT_USE_EMBED, &w->embed);
     if (status)
         return status;
     if (w->embed.scale) /* rows are looked up, and a tied head would need a second copy of the scalars */
@@ -264,7 +265,7 @@ static int bind_ends(struct ft_binder *b, struct ft_weights *w)
                             ft_checkpoint_dir(b->checkpoint), ft_format_name(w->embed.format));
     uint64_t middle = b->end;
     w->head = w->embed;
-    if (!m->tied && (status = ft_binder_matrix(b, "lm_head", m->vocab, m->hidden, &w->head)))
+    if (!m->tied && (status = ft_binder_matrix(b, "lm_head", m->vocab, m->hidden, FT_USE_HEAD, &w->head)))
         return ft_error_prepend(b->err, "tie_word_embeddings is false");
     if (b->bind) {
         b->bind->sizes.embed_bytes = middle - start;
@@ -357,6 +358,7 @@ static int list_parts(struct ft_bind *bind, char *block, struct ft_error *err)
                           .checkpoint = checkpoint,
                           .model = ft_checkpoint_model(checkpoint),
                           .block = block,
+                          .fp8_uses = bind->fp8_uses,
                           .err = err};
     int status = walk(&b);
     if (!status)
@@ -368,15 +370,16 @@ static int list_parts(struct ft_bind *bind, char *block, struct ft_error *err)
         return ft_error_set(err, FT_LIMIT, "%s: the weights need more than 64 TiB of memory",
                             ft_checkpoint_dir(checkpoint));
     bind->arena_bytes = ft_round_up(b.end, 4096);
+    bind->sizes.dense = bind->fp8_uses ? FT_DENSE_TO_FP8 : FT_DENSE_AS_STORED;
     for (uint32_t i = 0; i < ft_checkpoint_file_count(checkpoint); i++)
         bind->sizes.file_bytes += ft_checkpoint_file_bytes(checkpoint, i);
     if (bind->part_count)
         qsort(bind->parts, bind->part_count, sizeof bind->parts[0], compare_parts);
-    return FT_OK;
+    return ft_quantiser_begin(bind, err);
 }
 
-static int open_bind(struct ft_bind **out, const struct ft_checkpoint *checkpoint, bool sizes_only,
-                     struct ft_error *err)
+static int open_bind(struct ft_bind **out, const struct ft_checkpoint *checkpoint, uint32_t fp8_uses,
+                     bool sizes_only, struct ft_error *err)
 {
     *out = NULL;
     struct ft_bind *bind = calloc(1, sizeof *bind);
@@ -390,6 +393,7 @@ static int open_bind(struct ft_bind **out, const struct ft_checkpoint *checkpoin
     }
     memset(block, 0, block_bytes);
     bind->checkpoint = checkpoint;
+    bind->fp8_uses = fp8_uses;
     bind->sizes_only = sizes_only;
     int status = list_parts(bind, block, err);
     free(block);
@@ -400,15 +404,18 @@ static int open_bind(struct ft_bind **out, const struct ft_checkpoint *checkpoin
     return status;
 }
 
-int ft_bind_open(struct ft_bind **out, const struct ft_checkpoint *checkpoint, struct ft_error *err)
+int ft_bind_open(struct ft_bind **out, const struct ft_checkpoint *checkpoint, uint32_t fp8_uses,
+                 struct ft_error *err)
 {
-    return open_bind(out, checkpoint, false, err);
+    return open_bind(out, checkpoint, fp8_uses, false, err);
 }
 
 void ft_bind_close(struct ft_bind *bind)
 {
-    if (bind)
+    if (bind) {
+        ft_quantiser_free(bind->quantiser);
         free(bind->parts);
+    }
     free(bind);
 }
 
@@ -444,6 +451,7 @@ const struct ft_weights *ft_bind_place(const struct ft_bind *bind, char *base)
                           .model = ft_checkpoint_model(bind->checkpoint),
                           .block = base,
                           .base = (uintptr_t)base,
+                          .fp8_uses = bind->fp8_uses,
                           .err = &err};
     int status = walk(&b); /* the same headers that passed in ft_bind_open */
     FT_ASSERT_EQ(status, FT_OK);
@@ -451,10 +459,11 @@ const struct ft_weights *ft_bind_place(const struct ft_bind *bind, char *base)
     return &((const struct placed *)(const void *)base)->weights;
 }
 
-int ft_load_sizes(const struct ft_checkpoint *checkpoint, struct ft_weight_sizes *sizes, struct ft_error *err)
+int ft_load_sizes(const struct ft_checkpoint *checkpoint, uint32_t fp8_uses, struct ft_weight_sizes *sizes,
+                  struct ft_error *err)
 {
     struct ft_bind *bind;
-    int status = open_bind(&bind, checkpoint, true, err);
+    int status = open_bind(&bind, checkpoint, fp8_uses, true, err);
     if (status)
         return status;
     *sizes = bind->sizes;

@@ -16,6 +16,10 @@
  * (a part may fill the `global` field of a matrix inside the placed structs), then copy struct ft_weights
  * from the base.
  *
+ * A matrix of bf16, f16 or f32 whose use is in fp8_uses (mask of enum ft_dense_use) has the place of its
+ * fp8_block form alone; the bands of rows that are under way (as many as reads in flight touch) are the only
+ * memory beside the arena.
+ *
  * A part is one contiguous range of a file. Parts are sorted by (file, offset) and do not overlap in the
  * source; many are adjacent and some are 2 or 4 bytes long (scalar scales), so read runs of them with one
  * request, not one by one.
@@ -61,13 +65,15 @@ struct ft_load_part {
     uint8_t unit_bytes; /* pieces begin and end at multiples of this inside the part: 1, 2 or 4 */
     uint8_t convert;    /* enum ft_load_convert */
     uint8_t check;      /* enum ft_load_check */
+    uint32_t quantised; /* 1 + number of the matrix that it is quantised to; 0: placed as it is */
 };
 
 struct ft_bind;
 
 /* FT_FORMAT naming tensor, file, found and wanted; FT_UNSUPPORTED for mixed formats; nothing is left on
  * failure. */
-int ft_bind_open(struct ft_bind **out, const struct ft_checkpoint *checkpoint, struct ft_error *err);
+int ft_bind_open(struct ft_bind **out, const struct ft_checkpoint *checkpoint, uint32_t fp8_uses,
+                 struct ft_error *err);
 void ft_bind_close(struct ft_bind *bind);
 
 const struct ft_weight_sizes *ft_bind_sizes(const struct ft_bind *bind);
@@ -82,7 +88,9 @@ const struct ft_weights *ft_bind_place(const struct ft_bind *bind, char *base);
 
 /*
  * Source bytes [from, from + bytes) of the part are at `source` (any alignment); both are multiples of
- * unit_bytes. Any order, any split. FT_NUMERIC naming the tensor and the element when NaN or Inf is met.
+ * unit_bytes. Any order, any split; of a part that is quantised every byte exactly once: its rows gather in
+ * bands of 128, and who brings the last byte of a band quantises it. FT_NUMERIC naming the tensor and the
+ * element when NaN or Inf is met.
  */
 int ft_bind_apply(const struct ft_bind *bind, const struct ft_load_part *part, const void *source,
                   uint64_t from, uint64_t bytes, char *base, struct ft_error *err);

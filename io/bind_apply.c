@@ -120,7 +120,7 @@ static float from_f16(uint16_t bits)
     return value;
 }
 
-static void convert(enum ft_load_convert kind, const char *source, uint64_t bytes, char *to)
+void ft_bind_convert(enum ft_load_convert kind, const char *source, uint64_t bytes, char *to)
 {
     float value;
     switch (kind) {
@@ -164,8 +164,8 @@ static void deal_rows(const struct ft_load_part *part, const char *source, uint6
         uint64_t row = (from + done) / part->row_bytes, inside = (from + done) % part->row_bytes;
         uint64_t piece = FT_MIN(part->row_bytes - inside, bytes - done);
         char *to = base + (row % 2 ? part->destination_odd : part->destination);
-        convert((enum ft_load_convert)part->convert, source + done, piece,
-                to + (row / 2 * part->row_bytes + inside) * grow);
+        ft_bind_convert((enum ft_load_convert)part->convert, source + done, piece,
+                        to + (row / 2 * part->row_bytes + inside) * grow);
         done += piece;
     }
 }
@@ -181,12 +181,14 @@ int ft_bind_apply(const struct ft_bind *bind, const struct ft_load_part *part, c
     int status = check_piece(bind, part, source, from, bytes, err);
     if (status)
         return status;
+    if (part->quantised)
+        return ft_quantiser_apply(bind, part, source, from, bytes, base, err);
     if (part->row_bytes) {
         deal_rows(part, source, from, bytes, grow, base);
         return FT_OK;
     }
     char *to = base + part->destination + from * grow;
-    convert((enum ft_load_convert)part->convert, source, bytes, to);
+    ft_bind_convert((enum ft_load_convert)part->convert, source, bytes, to);
     if (part->convert == FT_LOAD_F32_RECIPROCAL || part->convert == FT_LOAD_BF16_RECIPROCAL)
         if (any_bad(FT_LOAD_CHECK_F32, to, bytes * grow / 4))
             return report_bad(bind, part, from, "zero or next to it, and its reciprocal is wanted", err);

@@ -11,13 +11,17 @@
 #include "graph/arena.h"
 #include "io/bind.h"
 
+struct ft_quantiser; /* bind_quantise.c */
+
 struct ft_bind {
     const struct ft_checkpoint *checkpoint; /* not owned */
     struct ft_weight_sizes sizes;
     uint64_t arena_bytes, source_bytes;
     struct ft_load_part *parts; /* [part_count] */
     uint32_t part_count, part_room;
-    bool sizes_only; /* everything is checked, but no part is recorded */
+    struct ft_quantiser *quantiser; /* NULL: nothing is quantised */
+    uint32_t fp8_uses;              /* mask of enum ft_dense_use: quantised */
+    bool sizes_only;                /* everything is checked, but no part is recorded */
 };
 
 struct ft_binder {
@@ -27,7 +31,8 @@ struct ft_binder {
     char
         *block; /* struct ft_weights and its layers: scratch while listing, the arena's start while placing */
     uintptr_t base; /* address of the arena; 0 while listing */
-    uint64_t end;   /* arena bytes handed out; sticks at UINT64_MAX */
+    uint32_t fp8_uses;
+    uint64_t end; /* arena bytes handed out; sticks at UINT64_MAX */
     struct ft_error *err;
 };
 
@@ -64,11 +69,26 @@ int ft_binder_resolve(const struct ft_binder *b, const char *prefix, uint32_t ou
 int ft_binder_add_matrix(struct ft_binder *b, const struct ft_matrix_source *source, uint64_t data_at,
                          uint64_t scale_at, uint64_t global_at);
 int ft_binder_matrix(struct ft_binder *b, const char *prefix, uint32_t out, uint32_t in,
-                     struct ft_matrix *matrix);
+                     enum ft_dense_use use, struct ft_matrix *matrix);
 uint16_t ft_binder_block_out(const struct ft_binder *b);
 uint16_t ft_binder_block_in(const struct ft_binder *b);
 
 #define FT_DTYPES_FLOAT (1u << FT_DTYPE_F32 | 1u << FT_DTYPE_BF16 | 1u << FT_DTYPE_F16)
+
+/* bind_apply.c: source bytes of one element type to the arena's. */
+void ft_bind_convert(enum ft_load_convert kind, const char *source, uint64_t bytes, char *to);
+
+/* bind_quantise.c */
+/* Notes that the matrix [out, in], which arrives as `format` (bf16 or f32), is quantised to these places;
+ * *number is what struct ft_load_part calls `quantised`. */
+int ft_quantiser_add(struct ft_bind *bind, enum ft_format format, uint32_t out, uint32_t in, uint64_t data_at,
+                     uint64_t scale_at, uint32_t *number, struct ft_error *err);
+/* After the last add. */
+int ft_quantiser_begin(struct ft_bind *bind, struct ft_error *err);
+/* A piece of a part that is quantised; arguments as of ft_bind_apply, already checked. */
+int ft_quantiser_apply(const struct ft_bind *bind, const struct ft_load_part *part, const char *source,
+                       uint64_t from, uint64_t bytes, char *base, struct ft_error *err);
+void ft_quantiser_free(struct ft_quantiser *quantiser);
 
 /* bind_expert.c: the bank of one layer; `prefix` is "layers.N.mlp.experts". */
 int ft_binder_experts(struct ft_binder *b, const char *prefix, struct ft_layer_weights *layer);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finding and checking tensors, and the parts of vectors and matrices. */
 #include "io/bind_internal.h"
+#include "io/quantise.h"
 #include "io/safetensors.h"
 
 #include <stdio.h>
@@ -258,31 +259,52 @@ int ft_binder_add_matrix(struct ft_binder *b, const struct ft_matrix_source *sou
     return status || !source->global ? status : add_global(b, source, global_at);
 }
 
+/* The parts of a matrix that is quantised while it is loaded. */
+static int add_quantised(struct ft_binder *b, const struct ft_matrix_source *source, uint32_t out,
+                         uint32_t in, uint64_t data_at, uint64_t scale_at)
+{
+    struct ft_load_part part = {.bytes = source->data->bytes, .destination = data_at};
+    set_dtype(&part, source->data->dtype, source->format == FT_FORMAT_F32);
+    if (!b->bind || b->bind->sizes_only || !part.bytes)
+        return FT_OK;
+    int status =
+        ft_quantiser_add(b->bind, source->format, out, in, data_at, scale_at, &part.quantised, b->err);
+    return status ? status : ft_binder_add(b, source->data, part);
+}
+
 int ft_binder_matrix(struct ft_binder *b, const char *prefix, uint32_t out, uint32_t in,
-                     struct ft_matrix *matrix)
+                     enum ft_dense_use use, struct ft_matrix *matrix)
 {
     struct ft_matrix_source source;
     uint64_t data_bytes, scale_bytes, scale_at = 0;
     int status = ft_binder_resolve(b, prefix, out, in, &source);
     if (status)
         return status;
-    bool fp8 = source.format == FT_FORMAT_FP8_BLOCK;
+    bool plain = source.format == FT_FORMAT_BF16 || source.format == FT_FORMAT_F32;
+    bool quantise = plain && (b->fp8_uses & FT_FP8_USES) >> use & 1,
+         fp8 = source.format == FT_FORMAT_FP8_BLOCK;
+    enum ft_format format = quantise ? FT_FORMAT_FP8_BLOCK : source.format;
     *matrix = (struct ft_matrix){.out = out,
                                  .in = in,
-                                 .format = source.format,
+                                 .format = format,
                                  .global = 1,
-                                 .block_out = fp8 ? ft_binder_block_out(b) : 0,
-                                 .block_in = fp8 ? ft_binder_block_in(b) : 0};
-    if (!ft_matrix_bytes(source.format, out, in, matrix->block_out, matrix->block_in, &data_bytes,
-                         &scale_bytes))
+                                 .block_out = quantise ? FT_QUANTISE_BLOCK
+                                              : fp8    ? ft_binder_block_out(b)
+                                                       : 0,
+                                 .block_in = quantise ? FT_QUANTISE_BLOCK
+                                             : fp8    ? ft_binder_block_in(b)
+                                                      : 0};
+    if (!ft_matrix_bytes(format, out, in, matrix->block_out, matrix->block_in, &data_bytes, &scale_bytes))
         return ft_error_set(b->err, FT_UNSUPPORTED, "%s: %s of %u x %u cannot be held as %s",
-                            ft_checkpoint_dir(b->checkpoint), prefix, out, in, ft_format_name(source.format));
+                            ft_checkpoint_dir(b->checkpoint), prefix, out, in, ft_format_name(format));
     uint64_t data_at = ft_binder_take(b, data_bytes, FT_ARENA_ALIGN);
     matrix->data = ft_binder_pointer(b, data_at);
     if (scale_bytes) {
         scale_at = ft_binder_take(b, scale_bytes, FT_ARENA_ALIGN);
         matrix->scale = ft_binder_pointer(b, scale_at);
     }
+    if (quantise)
+        return add_quantised(b, &source, out, in, data_at, scale_at);
     return ft_binder_add_matrix(b, &source, data_at, scale_at,
                                 (uint64_t)((char *)&matrix->global - b->block));
 }

@@ -488,7 +488,7 @@ int ft_load(const struct ft_checkpoint *checkpoint, const struct ft_load_options
     static const struct ft_load_options defaults = {.backend = FT_IO_AUTO};
     *loaded = (struct ft_loaded){0};
     struct ft_bind *bind;
-    int status = ft_bind_open(&bind, checkpoint, err);
+    int status = ft_bind_open(&bind, checkpoint, options ? options->fp8_uses : 0, err);
     if (status)
         return status;
     struct ft_arena arena = {0};

@@ -6,7 +6,7 @@
  *         every needed tensor is there with the right shape and dtype, and warns about none that is not needed
  *   read  the parts, in parallel, by io_uring with O_DIRECT through a registered bounce pool (or the pread pool)
  *
- * Memory: one "dense" block (matrices in their own bits, vectors as f32) and one bank of experts per layer, inside one
+ * Memory: one "dense" block (matrices in their own bits or quantised, vectors as f32) and one bank of experts per layer, inside one
  * arena owned by struct ft_loaded. PLE tables stay on disk (io/rows.h).
  */
 #ifndef FT_IO_LOAD_H
@@ -17,12 +17,14 @@
 #include "io/checkpoint.h"
 #include "io/uring.h"
 
-/* Sizes from headers alone; the same checks as loading. */
-int ft_load_sizes(const struct ft_checkpoint *checkpoint, struct ft_weight_sizes *sizes, struct ft_error *err);
+/* Sizes from headers alone; the same checks as loading. fp8_uses: as below. */
+int ft_load_sizes(const struct ft_checkpoint *checkpoint, uint32_t fp8_uses, struct ft_weight_sizes *sizes,
+                  struct ft_error *err);
 
 struct ft_load_options {
     enum ft_io_backend backend;  /* AUTO: io_uring, else pread */
     uint32_t depth;              /* reads in flight; 0 = default */
+    uint32_t fp8_uses;           /* mask of enum ft_dense_use: quantised to fp8_block; 0 = all as stored */
     /* Called from the loading thread now and then, and once at the end; NULL = none. Return false to cancel. */
     bool (*progress)(void *context, uint64_t done_bytes, uint64_t total_bytes);
     void *progress_context;

@@ -301,6 +301,16 @@ static void copy_from_ram(struct ft_row_reader *reader)
     }
 }
 
+bool ft_row_reader_poll(struct ft_row_reader *reader, uint64_t wait_ns)
+{
+    struct ft_error err;
+    if (!reader->pending || !reader->in_flight || reader->read_next < reader->read_count)
+        return true;
+    int status = reap(reader, wait_ns ? reader->in_flight : 0, wait_ns, &err);
+    /* what broke is met again by the wait, which reports it */
+    return (status != FT_OK && status != FT_TIMEOUT) || !reader->in_flight;
+}
+
 int ft_row_reader_wait(struct ft_row_reader *reader, uint64_t timeout_ns, struct ft_error *err)
 {
     if (!reader->pending)

@@ -49,6 +49,9 @@ struct ft_row_want {
 /* Submits a batch; the wants array stays the caller's and must live until wait returns. Only one batch in flight. */
 int ft_row_reader_submit(struct ft_row_reader *reader, const struct ft_row_want *wants, uint32_t count,
                          struct ft_error *err);
+/* Takes what comes in within wait_ns (0: only looks). True: there is no use in looking again, every row is there, or
+ * not every read is submitted yet, or something broke; ft_row_reader_wait ends the batch in any case. */
+bool ft_row_reader_poll(struct ft_row_reader *reader, uint64_t wait_ns);
 /* Waits (bounded) until every row of the batch is delivered. On error the batch is drained and forgotten. */
 int ft_row_reader_wait(struct ft_row_reader *reader, uint64_t timeout_ns, struct ft_error *err);
 

@@ -36,7 +36,9 @@ struct ft_reader {
     struct ft_read_progress *staged; /* [depth] pread: one batch on its way to the pool */
 
     struct io_uring ring; /* uring backend */
-    bool ring_open, ring_defers, fixed_files, broken;
+    bool ring_open, fixed_files, broken;
+    bool ring_defers; /* completions come in when this thread enters the kernel */
+    bool ring_tells;  /* ... and a flag in memory says when that is worth it: looking costs no system call */
     const char *fixed_buffer; /* registered range */
     uint64_t fixed_bytes;
     bool fixed_whole;               /* all of the caller's buffer is registered */
@@ -72,6 +74,7 @@ static int ring_setup(struct ft_reader *reader)
 {
     static const unsigned flag_sets[] = {
 #if defined(IORING_SETUP_SINGLE_ISSUER) && defined(IORING_SETUP_DEFER_TASKRUN)
+        IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG,
         IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,
 #endif
 #if defined(IORING_SETUP_SINGLE_ISSUER) && defined(IORING_SETUP_COOP_TASKRUN)
@@ -85,6 +88,7 @@ static int ring_setup(struct ft_reader *reader)
         status = io_uring_queue_init_params(reader->depth, &reader->ring, &params);
 #ifdef IORING_SETUP_DEFER_TASKRUN
         reader->ring_defers = flag_sets[i] & IORING_SETUP_DEFER_TASKRUN;
+        reader->ring_tells = flag_sets[i] & IORING_SETUP_TASKRUN_FLAG;
 #endif
     }
     reader->ring_open = status == 0;
@@ -491,7 +495,8 @@ int ft_reader_wait(struct ft_reader *reader, struct ft_read_done *done, uint32_t
                             "io_uring: an earlier call failed, the reader must be opened again");
     wanted = FT_MIN(FT_MIN(wanted, cap), reader->in_flight);
     if (reader->backend == FT_IO_URING) {
-        if ((wanted == 0 || timeout_ns == 0) && reader->in_flight && reader->ring_defers)
+        if ((wanted == 0 || timeout_ns == 0) && reader->in_flight && reader->ring_defers &&
+            !reader->ring_tells)
             (void)io_uring_get_events(&reader->ring); /* else completions wait for the next blocking call */
         return ring_wait(reader, done, cap, wanted, timeout_ns, count, err);
     }

@@ -48,7 +48,8 @@ int ft_reader_add_file(struct ft_reader *reader, int fd, uint32_t *file, struct 
 /* Queues up to count reads and submits them with one system call; *accepted <= count says how many had room. */
 int ft_reader_submit(struct ft_reader *reader, const struct ft_read *reads, uint32_t count, uint32_t *accepted,
                      struct ft_error *err);
-/* Reaps up to `cap` completions; waits until at least `wanted` are there or timeout_ns has passed (FT_TIMEOUT). */
+/* Reaps up to `cap` completions; waits until at least `wanted` are there or timeout_ns has passed (FT_TIMEOUT).
+ * wanted = 0 only looks. */
 int ft_reader_wait(struct ft_reader *reader, struct ft_read_done *done, uint32_t cap, uint32_t wanted,
                    uint64_t timeout_ns, uint32_t *count, struct ft_error *err);
 enum ft_io_backend ft_reader_backend(const struct ft_reader *reader);

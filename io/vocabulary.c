@@ -134,8 +134,8 @@ int ft_vocabulary_add(struct ft_vocabulary *v, const char *text, size_t bytes, u
                       struct ft_error *err)
 {
     if (id >= FT_TOKENIZER_VOCAB_MAX)
-        return ft_error_set(err, FT_LIMIT, "token \"%.64s\" has an id above %u, the largest that can be read",
-                            text, FT_TOKENIZER_VOCAB_MAX - 1);
+        return ft_error_set(err, FT_LIMIT, "token \"%.64s\" has id %u%s; ids up to %u can be read", text, id,
+                            id == FT_NONE - 1 ? " or more" : "", FT_TOKENIZER_VOCAB_MAX - 1);
     if (reserve_id(v, id, err) != FT_OK || reserve_pool(v, bytes, err) != FT_OK)
         return err->code;
     char *raw = v->pool + v->pool_bytes;

@@ -243,12 +243,17 @@ static void force_choice(const struct ft_execute *x, uint32_t layer, uint32_t ro
         weights[j] /= sum;
 }
 
+static void run_router_logits(struct ft_execute *x, uint32_t layer, uint32_t begin, uint32_t end)
+{
+    const struct ft_layer_weights *w = &x->weights->layers[layer];
+    x->kernels->matmul(&w->router, begin, end, x_rows(x), w->router_bias,
+                       ft_execute_at(x, x->space.logits_router, 0, 0), x->model->expert_count);
+}
+
 static void run_router(struct ft_execute *x, uint32_t layer)
 {
     const struct ft_model *m = x->model;
-    const struct ft_layer_weights *w = &x->weights->layers[layer];
     float *logits = ft_execute_at(x, x->space.logits_router, 0, 0);
-    x->kernels->matmul(&w->router, 0, m->expert_count, x_rows(x), w->router_bias, logits, m->expert_count);
     for (uint32_t r = 0; r < x->batch->rows; r++) {
         uint32_t *ids = (uint32_t *)ft_execute_at(x, x->space.topk_ids, r, m->topk);
         float *weights = ft_execute_at(x, x->space.topk_weights, r, m->topk);
@@ -456,6 +461,9 @@ void ft_execute_op(struct ft_execute *x, uint32_t thread, enum ft_op op, enum ft
     case FT_OP_PLE_INJECT:
         for (uint32_t s = begin; s < FT_MIN(end, x->batch->sequence_count); s++)
             inject_sequence(x, layer, &x->batch->sequences[s]);
+        break;
+    case FT_OP_ROUTER_LOGITS:
+        run_router_logits(x, layer, begin, end);
         break;
     case FT_OP_ROUTER:
         run_router(x, layer);

@@ -30,6 +30,7 @@ struct ft_active {
     uint32_t *evicted; /* [count] fetched: what the victim held, layer * expert_count + expert, or FT_NONE */
     float *predicted_ns;
     const void **blob; /* [count] where the expert's weights are read: bank, slot or staging */
+    uint32_t *awaited; /* [count] active indices whose prefetch was not finished */
     uint32_t *group;   /* [count] active indices in the order of the device's groups */
 };
 
@@ -55,7 +56,8 @@ struct ft_execute {
 /* f32 elements that one thread's scratch needs when sequences may hold `tokens` tokens. */
 uint64_t ft_execute_scratch_count(const struct ft_model *model, uint32_t tokens);
 
-/* One tile of a static op of a layer (FT_OP_EMBED .. FT_OP_SAMPLE except ple_read and the expert ops). */
+/* One tile of a static op of a layer (FT_OP_EMBED .. FT_OP_SAMPLE and router_logits, except ple_read and the
+ * expert ops). */
 void ft_execute_op(struct ft_execute *x, uint32_t thread, enum ft_op op, enum ft_phase phase, uint32_t layer,
                    uint32_t begin, uint32_t end);
 /* One tile of one active expert of `layer`. */

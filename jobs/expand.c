@@ -75,7 +75,7 @@ static void suit_gpu(struct ft_step *step, bool prefill)
     }
 }
 
-static void decide(struct ft_step *step, uint32_t layer)
+static void decide(struct ft_step *step, uint32_t layer, struct ft_layer_out *out)
 {
     struct ft_active *a = &step->x.active;
     const struct ft_expert_layout *layout = &step->weights->layers[layer].expert_layout;
@@ -100,11 +100,12 @@ static void decide(struct ft_step *step, uint32_t layer)
                              .has_device = step->plan->device != FT_DEVICE_NONE,
                              .expert_bytes = layout->bytes,
                              .format = layout->format};
-    struct ft_layer_out out = {
+    *out = (struct ft_layer_out){
         .place = a->place, .reason = a->reason, .victim = a->victim, .predicted_ns = a->predicted_ns};
+    ft_prefetch_offer(step, out);
     ft_slots_view(&step->slots, &in.slots);
-    step->policy->decide_layer(step->policy_state, &in, &out);
-    step->repairs += ft_policy_check_answer(&in, &out);
+    step->policy->decide_layer(step->policy_state, &in, out);
+    step->repairs += ft_policy_check_answer(&in, out);
     if (step->cuda)
         suit_gpu(step, in.prefill);
 }
@@ -230,6 +231,31 @@ static uint32_t add_group(struct filler *f, uint32_t begin, uint32_t end, int32_
     return f->step->dynamic_count - 1;
 }
 
+/* Experts whose prefetch was not finished when they were asked for: fetches that copy what is not there yet.
+ * They come first, so that the link's order is the device's. Returns the new count of members; *published is
+ * moved on. */
+static uint32_t add_awaited(struct filler *f, const uint32_t *awaited, uint32_t count, uint32_t members,
+                            uint32_t *published)
+{
+    struct ft_step *step = f->step;
+    struct ft_active *a = &step->x.active;
+    uint32_t begin = members, first = step->dynamic_count;
+    for (uint32_t i = 0; i < count; i++) {
+        struct ft_dynamic *d = add(f, FT_OP_FETCH, FT_LANE_LINK, 0);
+        d->active = awaited[i];
+        d->slot = a->slot[awaited[i]];
+        d->awaits = true;
+        d->destination = ft_slots_memory(&step->slots, d->slot);
+        d->bytes = f->layout->bytes;
+        d->succ_begin = first + count;
+        d->succ_count = 1;
+        step->link_jobs[(*published)++ % step->link_max] = step->dynamic_count - 1;
+        a->group[members++] = awaited[i];
+    }
+    add_group(f, begin, members, (int32_t)count);
+    return members;
+}
+
 /* The device walks groups in order, and they need not lie side by side: wave_first/count tell it all dynamic
  * ids to scan. */
 static void add_waves(struct filler *f, uint32_t layer)
@@ -239,11 +265,22 @@ static void add_waves(struct filler *f, uint32_t layer)
     bool staged = step->x.batch->prefill;
     uint32_t members = 0, published = atomic_load_explicit(&step->link_published, memory_order_relaxed);
     uint32_t before[2] = {FT_NONE, FT_NONE}; /* dynamic indices of the last and the second last group */
-    for (uint32_t i = 0; i < a->count; i++)
-        if (a->place[i] == FT_PLACE_DEVICE)
+    uint32_t *awaited = a->awaited, awaited_count = 0;
+    for (uint32_t i = 0; i < a->count; i++) {
+        if (a->place[i] != FT_PLACE_DEVICE)
+            continue;
+        if (ft_prefetch_use(step, a->slot[i]))
+            awaited[awaited_count++] = i;
+        else
             a->group[members++] = i;
+    }
     if (members)
         before[0] = add_group(f, 0, members, 0);
+    if (awaited_count) {
+        members = add_awaited(f, awaited, awaited_count, members, &published);
+        before[1] = before[0];
+        before[0] = step->dynamic_count - 1;
+    }
     uint32_t wave = 0, next = 0;
     while (next < a->count) {
         /* Members of this wave: until the staging buffer is full, or a slot comes that is taken in this layer
@@ -295,7 +332,7 @@ static void add_waves(struct filler *f, uint32_t layer)
     atomic_store_explicit(&step->link_published, published, memory_order_release);
 }
 
-static void count_places(struct ft_step *step, uint32_t expert_bytes)
+static void count_places(struct ft_step *step, uint32_t layer, uint32_t expert_bytes)
 {
     const struct ft_active *a = &step->x.active;
     uint32_t cpu = 0, fetch = 0, resident = 0;
@@ -310,6 +347,8 @@ static void count_places(struct ft_step *step, uint32_t expert_bytes)
     if (step->plan->device != FT_DEVICE_NONE) {
         step->hits += resident;
         step->misses += a->count - resident;
+        step->layer_hits[layer] += resident;
+        step->layer_misses[layer] += a->count - resident;
     }
 }
 
@@ -319,12 +358,15 @@ uint32_t ft_step_expand(struct ft_step *step, uint32_t thread, uint32_t layer, u
     const struct ft_layer_weights *w = &step->weights->layers[layer];
     struct filler f = {.step = step, .layer = layer, .layout = &w->expert_layout};
     uint64_t start = ft_clock_ns(&step->clock);
-    if (step->slots.count) /* the layer before is combined: its leases end */
+    struct ft_layer_out out;
+    if (step->slots.count) { /* the layer before is combined: its leases end */
         ft_slots_release(&step->slots, a->slot, a->count);
+        ft_prefetch_settle(step, thread);
+    }
     group_rows(step);
-    decide(step, layer);
+    decide(step, layer, &out);
     record_choices(step, thread, layer);
-    count_places(step, w->expert_layout.bytes);
+    count_places(step, layer, w->expert_layout.bytes);
     step->dynamic_count = 0;
     uint32_t cpu_experts = 0, ready = count;
     for (uint32_t i = 0; i < a->count; i++) {
@@ -345,6 +387,8 @@ uint32_t ft_step_expand(struct ft_step *step, uint32_t thread, uint32_t layer, u
                               memory_order_relaxed);
     if (step->wave_count)
         ft_park_wake(&step->link.park);
+    if (out.prefetch_count)
+        ft_prefetch_publish(step, &out);
     if (cpu_experts && step->plan->device != FT_DEVICE_NONE)
         ft_lane_cpu_set_active(step->cpu, true);
     record_policy(step, thread, layer, start);

@@ -22,6 +22,8 @@ void ft_gpu_mover_close(struct ft_gpu_mover *mover);
 /* Queues the copy of `bytes` bytes of a bank; drain waits for all of them. context: the mover. */
 void ft_gpu_mover_copy(void *context, const void *from, uint64_t bytes);
 void ft_gpu_mover_drain(void *context);
+/* Measuring is over: gives the device memory back, keeps the banks pinned. Only close may follow. */
+void ft_gpu_mover_rest(struct ft_gpu_mover *mover);
 /* Bytes per second of reading device memory, and of one long copy from pinned memory (the link's linear
  * speed). */
 int ft_gpu_mover_measure(struct ft_gpu_mover *mover, double *device_read, double *link_linear,

@@ -561,6 +561,19 @@ void ft_lane_cpu_close(struct ft_lane_cpu *lane)
     ft_arena_fini(&arena);
 }
 
+uint32_t ft_lane_cpu_asleep(const struct ft_lane_cpu *lane)
+{
+    uint32_t count = 0;
+    for (uint32_t d = 0; d < lane->domain_count; d++)
+        count += ft_park_asleep(&lane->parks[d]);
+    return count;
+}
+
+uint32_t ft_lane_cpu_idle(const struct ft_lane_cpu *lane)
+{
+    return atomic_load_explicit(&lane->spinning, memory_order_relaxed) + ft_lane_cpu_asleep(lane);
+}
+
 uint32_t ft_lane_cpu_workers(const struct ft_lane_cpu *lane)
 {
     return lane->options.workers;

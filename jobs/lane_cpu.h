@@ -91,6 +91,10 @@ void ft_lane_cpu_set_active(struct ft_lane_cpu *lane, bool active);
 /* By anybody: wakes one sleeper ahead of the jobs that are about to come. */
 void ft_lane_cpu_wake_ahead(struct ft_lane_cpu *lane);
 
+/* By anybody, snapshots: workers that sleep and that nobody is waking, so that each leaves a core free; and
+ * those together with workers that look for work. */
+uint32_t ft_lane_cpu_asleep(const struct ft_lane_cpu *lane);
+uint32_t ft_lane_cpu_idle(const struct ft_lane_cpu *lane);
 uint32_t ft_lane_cpu_workers(const struct ft_lane_cpu *lane);
 uint32_t ft_lane_cpu_l3_domains(const struct ft_lane_cpu *lane);
 /* By anybody; a snapshot. thread: worker or producer. */

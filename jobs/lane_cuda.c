@@ -15,9 +15,18 @@ int ft_cuda_check(const struct ft_lane_cuda *lane, int error, struct ft_error *e
     if (error == cudaSuccess)
         return FT_OK;
     (void)cudaGetLastError(); /* or the next call would report it again */
-    return ft_error_set(err, error == cudaErrorMemoryAllocation ? FT_MEMORY : FT_SYSTEM,
-                        "GPU %d: %s: %s (%s)", lane ? lane->gpu : 0, what,
-                        cudaGetErrorString((cudaError_t)error), cudaGetErrorName((cudaError_t)error));
+    bool memory = error == cudaErrorMemoryAllocation;
+    return ft_error_set(err, memory ? FT_MEMORY : FT_SYSTEM, "GPU %d: %s: %s (%s)%s", lane ? lane->gpu : 0,
+                        what, cudaGetErrorString((cudaError_t)error), cudaGetErrorName((cudaError_t)error),
+                        memory ? ": state less with --vram, or raise the memlock limit (ulimit -l)" : "");
+}
+
+void ft_cuda_break(struct ft_lane_cuda *lane, int error, const char *what)
+{
+    if (!lane->broken)
+        snprintf(lane->broken_by, sizeof lane->broken_by, "%s%s%.100s", what, error ? ": " : "",
+                 error ? cudaGetErrorString((cudaError_t)error) : "");
+    lane->broken = true;
 }
 
 int ft_lane_cuda_find(uint32_t gpu, struct ft_gpu_info *info, struct ft_error *err)
@@ -31,21 +40,21 @@ int ft_lane_cuda_find(uint32_t gpu, struct ft_gpu_info *info, struct ft_error *e
                             "no NVIDIA driver answers: install it (nvidia-smi must list the GPU), or use "
                             "--device host or none");
     error = cudaGetDeviceCount(&count);
+    if (error != cudaSuccess)
+        (void)cudaGetLastError();
     if (error == cudaErrorInsufficientDriver)
         return ft_error_set(
             err, FT_UNSUPPORTED,
             "the NVIDIA driver supports CUDA %d.%d, this build needs a newer one: update the driver, or use "
             "--device host or none",
             driver / 1000, driver % 1000 / 10);
-    if (error != cudaSuccess || count == 0) {
-        (void)cudaGetLastError();
+    if (error != cudaSuccess || count == 0)
         return ft_error_set(
             err, FT_UNSUPPORTED, "the NVIDIA driver shows no GPU (%s): use --device host or none",
             error == cudaSuccess ? "CUDA_VISIBLE_DEVICES may hide it" : cudaGetErrorString(error));
-    }
     info->count = (uint32_t)count;
     if (gpu >= info->count)
-        return ft_error_set(err, FT_USAGE, "--gpus %u: there are %u GPUs, numbered from 0", gpu, info->count);
+        return ft_error_set(err, FT_USAGE, "--gpu %u: there are %u GPUs, numbered from 0", gpu, info->count);
     properties = malloc(sizeof *properties);
     if (!properties)
         return ft_error_set(err, FT_MEMORY, "no memory to look at GPU %u", gpu);
@@ -81,19 +90,34 @@ int ft_lane_cuda_find(uint32_t gpu, struct ft_gpu_info *info, struct ft_error *e
 
 /* ---- memory ---- */
 
+/* Of sequences and snapshots, between steps. What fails here fails the next step: going on with half a state
+ * would be a wrong text. */
 static void memory_zero(void *context, void *at, uint64_t bytes)
 {
     struct ft_lane_cuda *lane = context;
-    /* An error here is sticky and shows itself at the next step. */
-    (void)cudaMemsetAsync(at, 0, bytes, lane->compute);
-    (void)cudaStreamSynchronize(lane->compute);
+    if (lane->broken) /* the stream may never end */
+        return;
+    cudaError_t error = cudaSetDevice(lane->gpu); /* the caller may be another thread than the opener */
+    if (error == cudaSuccess)
+        error = cudaMemsetAsync(at, 0, bytes, lane->compute);
+    if (error == cudaSuccess)
+        error = cudaStreamSynchronize(lane->compute);
+    if (error != cudaSuccess)
+        ft_cuda_break(lane, (int)error, "clearing state");
 }
 
 static void memory_copy(void *context, void *to, const void *from, uint64_t bytes)
 {
     struct ft_lane_cuda *lane = context;
-    (void)cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, lane->compute);
-    (void)cudaStreamSynchronize(lane->compute);
+    if (lane->broken)
+        return;
+    cudaError_t error = cudaSetDevice(lane->gpu);
+    if (error == cudaSuccess)
+        error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, lane->compute);
+    if (error == cudaSuccess)
+        error = cudaStreamSynchronize(lane->compute);
+    if (error != cudaSuccess)
+        ft_cuda_break(lane, (int)error, "copying state");
 }
 
 int ft_cuda_alloc(struct ft_lane_cuda *lane, enum ft_tier tier, uint64_t bytes, const char *what, void **out,
@@ -107,6 +131,8 @@ int ft_cuda_alloc(struct ft_lane_cuda *lane, enum ft_tier tier, uint64_t bytes, 
     FT_ASSERT_LT(*count, FT_CUDA_BLOCKS_MAX);
     cudaError_t error = device ? cudaMalloc(out, bytes)
                                : cudaHostAlloc(out, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
+    if (error != cudaSuccess && error != cudaErrorMemoryAllocation && device)
+        return ft_cuda_check(lane, (int)error, err, what);
     if (error != cudaSuccess) {
         size_t free_bytes = 0, total_bytes = 0;
         (void)cudaGetLastError();
@@ -200,6 +226,7 @@ int ft_lane_cuda_open(struct ft_lane_cuda **out, uint32_t gpu, struct ft_error *
 
 void ft_lane_cuda_close(struct ft_lane_cuda *lane)
 {
+    (void)cudaSetDevice(lane->gpu);
     if (lane->compute)
         (void)cudaStreamSynchronize(lane->compute);
     if (lane->copy)
@@ -225,5 +252,6 @@ void ft_lane_cuda_close(struct ft_lane_cuda *lane)
         (void)cudaStreamDestroy(lane->compute);
     (void)cudaGetLastError();
     free(lane->layers);
+    free(lane->staged_at);
     free(lane);
 }

@@ -33,13 +33,16 @@
 
 struct ft_lane_cuda;
 struct ft_step;
+struct ft_topology;
 
 struct ft_lane_cuda_options {
     const struct ft_weights *weights; /* the host's */
     uint32_t rows_max, sequences_max, logit_rows_max;
     uint32_t pages_max; /* of one sequence */
     enum ft_handshake handshake;
-    double link_bytes_per_s; /* throttle; 0 = none */
+    double link_bytes_per_s;            /* throttle; 0 = none */
+    const struct ft_topology *topology; /* NULL: the driver thread floats */
+    uint64_t watchdog_ns;               /* bound of every wait for the GPU in a step; 0 = 20 s */
 };
 
 struct ft_gpu_info {
@@ -59,7 +62,8 @@ const struct ft_memory *ft_lane_cuda_memory(const struct ft_lane_cuda *lane);
 /* Uploads the dense weights, pins the expert banks, probes the handshakes, starts the driver thread. */
 int ft_lane_cuda_start(struct ft_lane_cuda *lane, struct ft_step *step,
                        const struct ft_lane_cuda_options *options, struct ft_error *err);
-/* Stops the driver thread. step->device.started stays true when it is stuck. */
+/* Stops the driver thread and waits for the streams. step->device.started stays true when it, or the GPU, is
+ * stuck: then the lane must not be closed. */
 void ft_lane_cuda_stop(struct ft_lane_cuda *lane);
 void ft_lane_cuda_close(struct ft_lane_cuda *lane);
 /* The slots were filled between steps, not by the lane. */

@@ -13,13 +13,21 @@
 
 #include "jobs/lane_cuda_internal.h"
 #include "jobs/session.h"
+#include "jobs/topology.h"
 
 #define JOIN_NS 5000000000ull
+#define DRAIN_LOOK_NS 1000000
 #define LOOK_EVERY 1024u /* polls between two looks at the clock */
 #define SPIN_NS 2000000u /* of polling before short sleeps */
 #define SLEEP_NS 50000
-#define QUERY_NS 1000000u /* between two questions whether the GPU still lives */
+#define QUERY_NS 1000000u  /* between two questions whether the GPU still lives */
+#define STREAM_FROM 2u     /* picks per expert from which on nearly all experts of a layer are used */
+#define WARM_JOBS 160u     /* dynamic jobs of one layer of a decode step, about */
+#define BETWEEN_NS 200000u /* of looking for the next step before the driver sleeps */
 #define WATCHDOG_NS 20000000000ull
+/* A longer gap between two looks is time in which this process was stopped, and proves nothing about the GPU.
+ */
+#define LOOK_NS_MAX 200000000ull
 
 /* One step as the driver sees it. */
 struct drive {
@@ -33,15 +41,20 @@ struct drive {
     bool layer_on_cpu; /* the layer at hand has experts on the CPU */
 };
 
+/* release: whoever polls on the device sees it and gives up. Like every flag it holds the step's epoch. */
+static void give_up(struct drive *d)
+{
+    __atomic_store_n(d->lane->host.abort, d->epoch, __ATOMIC_RELEASE);
+}
+
 static void fail(struct drive *d, int error, const char *what)
 {
     struct ft_lane_cuda *lane = d->lane;
     if (!lane->broken)
         ft_step_fail(d->step, FT_SYSTEM, "GPU %d: %s: %s (%s)", lane->gpu, what,
                      cudaGetErrorString((cudaError_t)error), cudaGetErrorName((cudaError_t)error));
-    lane->broken = true;
-    /* release: whoever polls on the device sees it and gives up */
-    __atomic_store_n(lane->host.abort, 1u, __ATOMIC_RELEASE);
+    ft_cuda_break(lane, error, what);
+    give_up(d);
 }
 
 static bool try_(struct drive *d, int error, const char *what)
@@ -62,7 +75,7 @@ static bool wait_flag(struct drive *d, const uint32_t *flag, const char *what)
 {
     struct ft_lane_cuda *lane = d->lane;
     struct ft_clock *clock = &d->step->clock;
-    uint64_t start = ft_clock_ns(clock), asked = start;
+    uint64_t start = ft_clock_ns(clock), asked = start, looked = start, waited = 0;
     if (lane->broken)
         return false;
     for (uint32_t polls = 1; !is_raised(flag, d->epoch); polls++) {
@@ -82,7 +95,9 @@ static bool wait_flag(struct drive *d, const uint32_t *flag, const char *what)
                 return false;
             }
         }
-        if (now - start > lane->watchdog_ns || atomic_load_explicit(&d->step->stop, memory_order_acquire)) {
+        waited += FT_MIN(now - looked, LOOK_NS_MAX);
+        looked = now;
+        if (waited > lane->watchdog_ns || atomic_load_explicit(&d->step->stop, memory_order_acquire)) {
             fail(d, cudaErrorLaunchTimeout, what);
             return false;
         }
@@ -182,10 +197,57 @@ static void fetch_captured(struct drive *d, uint32_t layer)
                    "raising the flag behind the copies");
 }
 
+/* ---- prefill: whole layers, ahead of the router ---- */
+
+/* Copies what the slots do not hold of a layer into its staging buffer, neighbours together, once the experts
+ * that read the buffer last have run. */
+static void stream_layer(struct drive *d, uint32_t layer)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    struct ft_step *step = d->step;
+    const struct ft_model *m = step->model;
+    if (layer >= m->layer_count || m->layers[layer].dense || lane->broken)
+        return;
+    const struct ft_layer_weights *w = &lane->options.weights->layers[layer];
+    uint32_t buffer = layer % 2, *at = lane->staged_at + (uint64_t)buffer * m->expert_count, next = 0;
+    uint64_t stride = w->expert_layout.stride;
+    bool throttled = lane->options.link_bytes_per_s > 0;
+    (void)try_(d, (int)cudaStreamWaitEvent(lane->copy, lane->grouped[buffer], 0),
+               "ordering copies behind experts");
+    for (uint32_t e = 0; e < m->expert_count && !lane->broken;) {
+        uint32_t first = e, place = next;
+        for (; e < m->expert_count && ft_slots_find(&step->slots, layer, e) == FT_NONE; e++)
+            at[e] = next++;
+        if (e == first) {
+            at[e++] = FT_NONE;
+            continue;
+        }
+        uint64_t bytes = stride * (e - first),
+                 ns = throttled ? (uint64_t)((double)bytes / lane->options.link_bytes_per_s * 1e9) : 0;
+        int error = throttled ? ft_cuda_throttle_begin(lane->throttle, lane->copy) : 0;
+        if (!error)
+            error = (int)cudaMemcpyAsync(step->staging[buffer] + stride * place, w->experts + stride * first,
+                                         bytes, cudaMemcpyHostToDevice, lane->copy);
+        if (!error && throttled)
+            error = ft_cuda_throttle_end(lane->throttle, ns, lane->copy);
+        (void)try_(d, error, "streaming a layer's experts to the GPU");
+    }
+    if (!lane->broken)
+        (void)try_(d, (int)cudaEventRecord(lane->staged[buffer], lane->copy), "marking the copies' end");
+}
+
+static const char *staged_blob(const struct drive *d, uint32_t layer, uint32_t expert)
+{
+    const struct ft_step *step = d->step;
+    uint32_t at = d->lane->staged_at[(uint64_t)(layer % 2) * step->model->expert_count + expert];
+    return step->staging[layer % 2] +
+           (uint64_t)d->lane->options.weights->layers[layer].expert_layout.stride * at;
+}
+
 /* ---- launch path: groups of experts ---- */
 
 /* The layer's device experts, in the order of the groups, into the lists that the kernels read. */
-static int upload_lists(struct drive *d)
+static int upload_lists(struct drive *d, uint32_t layer)
 {
     struct ft_lane_cuda *lane = d->lane;
     struct ft_step *step = d->step;
@@ -200,7 +262,9 @@ static int upload_lists(struct drive *d)
         h->counts[d->waves++] = group->end - group->begin;
         for (; members < group->end; members++) {
             uint32_t active = a->group[members];
-            h->blob[members] = a->blob[active];
+            h->blob[members] = d->lane->streaming && a->place[active] == FT_PLACE_FETCH
+                                   ? staged_blob(d, layer, a->expert[active])
+                                   : a->blob[active];
             h->pair_begin[members] = pairs;
             memcpy(h->pair_row + pairs, a->pair_row + a->pair_begin[active], a->rows[active] * 4ull);
             memcpy(h->pair_out + pairs, a->pair_out + a->pair_begin[active], a->rows[active] * 4ull);
@@ -263,6 +327,8 @@ static int launch_shared(struct drive *d, uint32_t layer)
 static void fetch_launched(struct drive *d, const struct ft_dynamic *f, bool first)
 {
     struct ft_lane_cuda *lane = d->lane;
+    if (lane->streaming) /* it is on its way since before the router ran */
+        return;
     cudaEvent_t before = d->batch->prefill ? lane->grouped[lane->staging_wave % 2] : lane->last_group;
     if (first && !lane->broken)
         (void)try_(d, (int)cudaStreamWaitEvent(lane->copy, before, 0), "ordering copies behind experts");
@@ -276,9 +342,10 @@ static void group_launched(struct drive *d, uint32_t layer, uint32_t wave, const
                            bool fetched)
 {
     struct ft_lane_cuda *lane = d->lane;
-    uint32_t buffer = lane->staging_wave % 2;
+    uint32_t buffer = lane->streaming ? layer % 2 : lane->staging_wave % 2;
     if (fetched && !lane->broken) {
-        (void)try_(d, (int)cudaEventRecord(lane->staged[buffer], lane->copy), "marking the copies' end");
+        if (!lane->streaming)
+            (void)try_(d, (int)cudaEventRecord(lane->staged[buffer], lane->copy), "marking the copies' end");
         (void)try_(d, (int)cudaStreamWaitEvent(lane->compute, lane->staged[buffer], 0), "waiting for copies");
     }
     if (!lane->broken)
@@ -300,7 +367,7 @@ static void run_waves(struct drive *d, uint32_t layer)
     uint32_t wave = 0, copied = 0;
     /* add_waves begins with staging buffer 0 in every layer */
     lane->staging_wave = 0;
-    if (step->wave_count && !lane->broken && try_(d, upload_lists(d), "copying the lists of experts"))
+    if (step->wave_count && !lane->broken && try_(d, upload_lists(d, layer), "copying the lists of experts"))
         lane->map_dirty = true;
     for (uint32_t i = step->wave_first; i < step->wave_first + step->wave_count; i++) {
         struct ft_dynamic f = step->dynamic[i];
@@ -314,6 +381,8 @@ static void run_waves(struct drive *d, uint32_t layer)
         complete_link(d, i, start);
     }
     lane->link_taken = published(step);
+    if (lane->streaming)
+        stream_layer(d, layer + 2);
     if (!wave && step->model->shared_width && !lane->broken)
         (void)try_(d, launch_shared(d, layer), "launching the shared expert");
 }
@@ -334,6 +403,24 @@ static void invent_ids(struct drive *d, uint32_t *ids)
         ids[i] = i % d->step->model->topk;
 }
 
+/* While the GPU is busy with the dense part of a layer: takes the lines that the expansion will write, which
+ * the workers read for the layer before, each of them some 100 ns away. */
+static void warm_expansion(const struct drive *d)
+{
+    const struct ft_step *step = d->step;
+    const struct ft_active *a = &step->x.active;
+    uint32_t jobs = FT_MIN(step->graph->reserved_count, WARM_JOBS);
+    const char *dynamic = (const char *)step->dynamic,
+               *counter = (const char *)&step->counter[step->graph->static_count];
+    for (uint64_t at = 0; at < jobs * sizeof *step->dynamic; at += 64)
+        __builtin_prefetch(dynamic + at, 1);
+    for (uint64_t at = 0; at < jobs * sizeof *step->counter; at += 64)
+        __builtin_prefetch(counter + at, 1);
+    const void *arrays[] = {a->expert, a->rows, a->pair_begin, a->pair_row, a->pair_out, a->blob};
+    for (uint32_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        __builtin_prefetch(arrays[i], 1);
+}
+
 static void drive_router(struct drive *d, uint32_t job, uint32_t layer)
 {
     struct ft_lane_cuda *lane = d->lane;
@@ -343,6 +430,8 @@ static void drive_router(struct drive *d, uint32_t job, uint32_t layer)
     if (!d->captured && !lane->broken)
         (void)try_(d, ft_cuda_launch_front(&d->c, layer, d->tokens, false, lane->compute),
                    "launching a layer");
+    if (d->captured)
+        warm_expansion(d);
     if (!wait_flag(d, flag_of(e->routed, layer), "waiting for the router"))
         invent_ids(d, ids);
     step->router_ids = ids;
@@ -535,17 +624,21 @@ static void begin_step(struct drive *d)
                   d->batch->rows <= FT_CUDA_DECODE_ROWS && d->batch->sequence_count == d->batch->rows &&
                   room && !wants_capture(d->batch);
     d->step->single_wave = d->captured;
+    lane->streaming = false;
     d->c.step.rows = d->batch->rows;
     d->c.step.sequences = d->batch->sequence_count;
     d->c.step.logit_rows = d->batch->logit_rows;
+    if (d->batch->prefill) /* no expert runs on the CPU */
+        d->c.exchange.host_x = NULL;
     if (d->batch->prefill || d->batch->rows > FT_CUDA_DECODE_ROWS)
         d->c.exchange.forced_ids = NULL; /* given routing is for decode steps */
     if (lane->broken) {
-        ft_step_fail(d->step, FT_SYSTEM, "GPU %d failed in an earlier step: the session cannot go on",
-                     lane->gpu);
+        ft_step_fail(d->step, FT_SYSTEM, "GPU %d failed before (%s): the session cannot go on, open it again",
+                     lane->gpu, lane->broken_by);
         return;
     }
-    ft_cuda_fill_inputs(lane, d->batch, d->epoch);
+    if (!try_(d, ft_cuda_fill_inputs(lane, d->batch, d->epoch), "copying the recent tokens"))
+        return;
     if (d->captured) {
         struct ft_cuda_capture *capture = NULL;
         if (lane->map_dirty && !try_(d, upload_map(lane), "copying the slot map"))
@@ -553,7 +646,7 @@ static void begin_step(struct drive *d)
         if (ft_cuda_find_capture(lane, d->batch->rows, d->batch->logit_rows, d->tokens, &capture, &err) !=
             FT_OK) {
             ft_step_fail(d->step, err.code, "%s", err.message);
-            lane->broken = true;
+            ft_cuda_break(lane, 0, "capturing a decode step");
             return;
         }
         (void)try_(d, (int)cudaGraphLaunch(capture->exec, lane->compute), "launching a decode step");
@@ -564,6 +657,12 @@ static void begin_step(struct drive *d)
         (void)try_(d, ft_cuda_embed(&d->c, lane->compute), "launching the embedding");
     if (wants_capture(d->batch))
         capture_residual(d, 0);
+    lane->streaming = d->batch->prefill && d->step->plan->staging_experts >= m->expert_count && !fused &&
+                      (uint64_t)d->batch->rows * m->topk >= STREAM_FROM * (uint64_t)m->expert_count;
+    if (lane->streaming) {
+        stream_layer(d, 0);
+        stream_layer(d, 1);
+    }
 }
 
 static bool drive_job(struct drive *d, uint32_t job)
@@ -593,6 +692,17 @@ static bool drive_job(struct drive *d, uint32_t job)
     return true;
 }
 
+/* The driver polls: on a core that it shares with a worker each would wait for the other's time slice. */
+static void take_core(const struct ft_lane_cuda *lane)
+{
+    const struct ft_topology *topology = lane->options.topology;
+    if (!topology)
+        return;
+    uint32_t core = ft_topology_service_core(topology, lane->step->workers, 0);
+    if (core != FT_NONE)
+        (void)ft_topology_bind(topology, core);
+}
+
 static void *driver_main(void *context)
 {
     struct ft_lane_cuda *lane = context;
@@ -600,7 +710,8 @@ static void *driver_main(void *context)
     struct drive d = {.lane = lane, .step = step, .thread = ft_step_thread(step, FT_STEP_DEVICE)};
     uint32_t seen = 0;
     (void)cudaSetDevice(lane->gpu);
-    while (ft_step_wait_epoch(step, d.thread, &step->device, &seen)) {
+    take_core(lane);
+    while (ft_step_wait_epoch(step, d.thread, &step->device, BETWEEN_NS, BETWEEN_NS, &seen)) {
         const struct ft_graph *graph = step->graph;
         uint32_t count = graph->device_count;
         d.batch = step->x.batch;
@@ -609,8 +720,10 @@ static void *driver_main(void *context)
         d.tokens = ft_cuda_tokens_bound(d.batch);
         begin_step(&d);
         for (uint32_t i = 0; i < count; i++)
-            if (!drive_job(&d, graph->device_jobs[i]))
+            if (!drive_job(&d, graph->device_jobs[i])) {
+                give_up(&d); /* or what waits on the GPU waits for ever */
                 return NULL;
+            }
     }
     return NULL;
 }
@@ -649,9 +762,10 @@ int ft_lane_cuda_start(struct ft_lane_cuda *lane, struct ft_step *step,
 {
     lane->step = step;
     lane->options = *options;
-    lane->watchdog_ns = WATCHDOG_NS;
+    lane->watchdog_ns = options->watchdog_ns ? options->watchdog_ns : WATCHDOG_NS;
     lane->layers = calloc(step->model->layer_count, sizeof *lane->layers);
-    if (!lane->layers)
+    lane->staged_at = calloc(2ull * FT_MAX(step->model->expert_count, 1u), sizeof *lane->staged_at);
+    if (!lane->layers || !lane->staged_at)
         return ft_error_set(err, FT_MEMORY, "no memory for the GPU's view of the weights");
     int status = ft_cuda_upload_weights(lane, err);
     if (status == FT_OK)
@@ -667,11 +781,27 @@ int ft_lane_cuda_start(struct ft_lane_cuda *lane, struct ft_step *step,
     return status == FT_OK ? ft_serial_start(&step->device, "ft-gpu", driver_main, lane, err) : status;
 }
 
+/* Whether the stream comes to its end, or is lost, in bounded time: a synchronize would wait for ever for a
+ * kernel that hangs. */
+static bool drains(cudaStream_t stream)
+{
+    struct timespec nap = {0, DRAIN_LOOK_NS};
+    for (uint64_t waited = 0; cudaStreamQuery(stream) == cudaErrorNotReady; waited += DRAIN_LOOK_NS) {
+        if (waited > JOIN_NS)
+            return false;
+        nanosleep(&nap, NULL);
+    }
+    (void)cudaGetLastError();
+    return true;
+}
+
 void ft_lane_cuda_stop(struct ft_lane_cuda *lane)
 {
     if (!lane->step)
         return;
     atomic_store_explicit(&lane->step->stop, true, memory_order_release);
     ft_park_wake_all(&lane->step->device.park);
-    ft_serial_join(&lane->step->device, JOIN_NS);
+    bool joined = ft_serial_join(&lane->step->device, JOIN_NS);
+    if (joined && !(drains(lane->compute) && drains(lane->copy)))
+        lane->step->device.started = true; /* the GPU still works on the session's memory: stuck, too */
 }

@@ -78,10 +78,15 @@ struct ft_lane_cuda {
     cudaEvent_t staged[2], grouped[2], last_group;
     uint32_t staging_wave; /* of the layer at hand: which staging buffer */
     uint32_t link_taken;
+    /* Prefill that uses nearly all experts streams whole layers through the staging pair, ahead of the
+     * router. */
+    bool streaming;
+    uint32_t *staged_at;     /* [2, expert_count] place in the staging buffer, FT_NONE: resident */
     int64_t clock_offset_ns; /* host clock - GPU clock, least seen */
     bool clock_known;
     uint64_t watchdog_ns;
-    bool broken;
+    bool broken;         /* written by the driver in a step, by the session's thread between steps */
+    char broken_by[160]; /* the first failure */
     char note[256];
 };
 
@@ -90,6 +95,8 @@ struct ft_lane_cuda {
 /* FT_OK for cudaSuccess; else FT_MEMORY (out of memory) or FT_SYSTEM, naming what failed and the CUDA error.
  */
 int ft_cuda_check(const struct ft_lane_cuda *lane, int error, struct ft_error *err, const char *what);
+/* The GPU cannot be used any more: the first cause is kept. error 0: `what` says all. */
+void ft_cuda_break(struct ft_lane_cuda *lane, int error, const char *what);
 /* Device or pinned memory that lives as long as the lane; zeroed. */
 int ft_cuda_alloc(struct ft_lane_cuda *lane, enum ft_tier tier, uint64_t bytes, const char *what, void **out,
                   struct ft_error *err);
@@ -101,8 +108,8 @@ void ft_cuda_pin_banks(struct ft_lane_cuda *lane, const struct ft_model *model,
 int ft_cuda_make_buffers(struct ft_lane_cuda *lane, struct ft_error *err);
 /* Bound of the context of the batch's rows: a power of two, at least 256. */
 uint32_t ft_cuda_tokens_bound(const struct ft_batch *batch);
-/* Writes the step's inputs into pinned memory. */
-void ft_cuda_fill_inputs(struct ft_lane_cuda *lane, const struct ft_batch *batch, uint32_t epoch);
+/* Writes the step's inputs into pinned memory, queues the copy of what the repetition penalty looks at. */
+int ft_cuda_fill_inputs(struct ft_lane_cuda *lane, const struct ft_batch *batch, uint32_t epoch);
 /* Queues the copy of the inputs, for a step of these counts. */
 int ft_cuda_copy_inputs(struct ft_lane_cuda *lane);
 /* Launches of one layer up to its router (included), and of the parts around the layers. c: counts of this
@@ -115,6 +122,17 @@ int ft_cuda_find_capture(struct ft_lane_cuda *lane, uint32_t rows, uint32_t logi
                          struct ft_cuda_capture **capture, struct ft_error *err);
 void ft_cuda_drop_captures(struct ft_lane_cuda *lane);
 /* lane_cuda_flags.c: litmus test and choice of the handshake. */
+struct ft_cuda_litmus {
+    uint32_t *to, *back, *payload, *answer; /* mapped, a line apart */
+    uint32_t *bad, *copied;                 /* device */
+};
+/* Memory that lives as long as the lane; also looks for the driver's stream memory operation. */
+int ft_cuda_litmus_open(struct ft_lane_cuda *lane, struct ft_cuda_litmus *litmus, struct ft_error *err);
+/* `rounds` (below 2^31) times: a payload, a flag behind it, the device's answer. copies: the payload is
+ * copied to the device, as experts are; else the device reads it where it lies. Microseconds per round;
+ * negative when the handshake is not offered, when any round was wrong or came too late. */
+double ft_cuda_litmus_run(struct ft_lane_cuda *lane, const struct ft_cuda_litmus *litmus,
+                          enum ft_handshake handshake, bool copies, uint32_t rounds);
 int ft_cuda_choose_handshake(struct ft_lane_cuda *lane, struct ft_error *err);
 /* Raises a flag behind everything queued on the copy stream. */
 int ft_cuda_raise_behind_copies(struct ft_lane_cuda *lane, uint32_t *flag, uint32_t value);

@@ -92,6 +92,19 @@ void ft_gpu_mover_drain(void *context)
     (void)cudaStreamSynchronize(mover->lane->copy);
 }
 
+void ft_gpu_mover_rest(struct ft_gpu_mover *mover)
+{
+    struct ft_lane_cuda *lane = mover->lane;
+    (void)cudaStreamSynchronize(lane->copy);
+    for (uint32_t i = 0; i < lane->device_block_count; i++)
+        if (lane->device_blocks[i] == mover->slots) {
+            lane->device_blocks[i] = lane->device_blocks[--lane->device_block_count];
+            (void)cudaFree(mover->slots);
+            break;
+        }
+    mover->slots = NULL;
+}
+
 /* Best of some rounds: seconds of one read of the buffer, or of one copy. */
 static int time_reads(struct ft_gpu_mover *mover, void *device, const void *host, uint64_t bytes,
                       double *best, struct ft_error *err)

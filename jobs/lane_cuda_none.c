@@ -89,6 +89,11 @@ void ft_gpu_mover_drain(void *context)
     (void)context;
 }
 
+void ft_gpu_mover_rest(struct ft_gpu_mover *mover)
+{
+    (void)mover;
+}
+
 int ft_gpu_mover_measure(struct ft_gpu_mover *mover, double *device_read, double *link_linear,
                          struct ft_error *err)
 {

@@ -6,7 +6,7 @@
 
 #include "jobs/lane_cuda_internal.h"
 
-#define TOKENS_BOUND_MIN 256u
+#define TOKENS_BOUND_MIN FT_GPU_TOKENS_MIN
 #define COUNTER_COUNT 64u
 
 /* ---- buffers ---- */
@@ -189,11 +189,8 @@ static int make_workspace(struct ft_lane_cuda *lane, struct ft_error *err)
     uint32_t half = FT_MAX(m->rotary_dim / 2, 1u);
     ft_workspace_init(&c->space, m, lane->options.rows_max, lane->options.sequences_max,
                       lane->options.logit_rows_max);
-    uint32_t tokens = TOKENS_BOUND_MIN;
-    while (tokens < (uint64_t)lane->options.pages_max * lane->step->plan->page_tokens)
-        tokens *= 2;
-    c->scratch_bytes = FT_MAX(ft_cuda_scratch_bytes(m, lane->options.rows_max),
-                              ft_cuda_attention_scratch_bytes(m, lane->options.rows_max, tokens));
+    c->scratch_bytes = ft_workspace_gpu_bytes(
+        m, lane->options.rows_max, (uint64_t)lane->options.pages_max * lane->step->plan->page_tokens);
     int status = ft_cuda_alloc(lane, FT_TIER_DEVICE, c->space.count * sizeof(float), "activations",
                                (void **)&c->base, err);
     if (status == FT_OK)
@@ -245,9 +242,10 @@ uint32_t ft_cuda_tokens_bound(const struct ft_batch *batch)
     return bound;
 }
 
-static void fill_sampling(struct ft_lane_cuda *lane, const struct ft_batch *batch,
-                          struct ft_cuda_sampling *out)
+static int fill_sampling(struct ft_lane_cuda *lane, const struct ft_batch *batch,
+                         struct ft_cuda_sampling *out)
 {
+    int error = 0;
     for (uint32_t l = 0; l < batch->logit_rows; l++) {
         uint32_t row = batch->logit_row[l];
         const struct ft_batch_sequence *s = &batch->sequences[batch->row_sequence[row]];
@@ -265,9 +263,11 @@ static void fill_sampling(struct ft_lane_cuda *lane, const struct ft_batch *batc
         if (p->repetition_penalty == 1 || !out[l].wanted)
             continue;
         out[l].recent_count = FT_MIN(s->token_count, lane->recent_max);
-        (void)cudaMemcpyAsync(recent, s->tokens, out[l].recent_count * 4ull, cudaMemcpyHostToDevice,
-                              lane->compute);
+        if (!error)
+            error = (int)cudaMemcpyAsync(recent, s->tokens, out[l].recent_count * 4ull,
+                                         cudaMemcpyHostToDevice, lane->compute);
     }
+    return error;
 }
 
 /* Given routing of a decode step: [layers, rows, k]. */
@@ -283,7 +283,7 @@ static void fill_forced(struct ft_lane_cuda *lane, const struct ft_batch *batch)
         }
 }
 
-void ft_cuda_fill_inputs(struct ft_lane_cuda *lane, const struct ft_batch *batch, uint32_t epoch)
+int ft_cuda_fill_inputs(struct ft_lane_cuda *lane, const struct ft_batch *batch, uint32_t epoch)
 {
     const struct ft_cuda_inputs *in = &lane->inputs;
     char *base = lane->inputs_host;
@@ -309,7 +309,7 @@ void ft_cuda_fill_inputs(struct ft_lane_cuda *lane, const struct ft_batch *batch
         lane->c.step.sampled[l] = FT_NONE;
     if (lane->host.forced && !batch->prefill && batch->rows <= FT_CUDA_DECODE_ROWS)
         fill_forced(lane, batch);
-    fill_sampling(lane, batch, (struct ft_cuda_sampling *)(base + in->sampling));
+    return fill_sampling(lane, batch, (struct ft_cuda_sampling *)(base + in->sampling));
 }
 
 int ft_cuda_copy_inputs(struct ft_lane_cuda *lane)
@@ -348,6 +348,11 @@ int ft_cuda_launch_front(const struct ft_cuda *c, uint32_t layer, uint32_t token
     if (spec->dense) {
         RUN(ft_cuda_dense_mlp(c, layer, stream));
     } else {
+        /* A captured route writes the CPU's input itself, and only when it is needed. */
+        if (!captured && c->exchange.host_x)
+            RUN((int)cudaMemcpyAsync(c->exchange.host_x, c->base + c->space.x,
+                                     (uint64_t)c->step.rows * c->model->hidden * sizeof(float),
+                                     cudaMemcpyDeviceToHost, (cudaStream_t)stream));
         RUN(ft_cuda_route(c, layer, captured, stream));
     }
     return error;

@@ -50,7 +50,7 @@ static void *device_main(void *context)
 {
     struct ft_step *step = context;
     uint32_t thread = ft_step_thread(step, FT_STEP_DEVICE), seen = 0;
-    while (ft_step_wait_epoch(step, thread, &step->device, &seen)) {
+    while (ft_step_wait_epoch(step, thread, &step->device, FT_STEP_SPIN_NS, 0, &seen)) {
         const struct ft_graph *graph = step->graph;
         uint32_t count = graph->device_count;
         for (uint32_t i = 0; i < count; i++) {
@@ -86,25 +86,34 @@ static void sleep_until(const struct ft_step *step, uint64_t until_ns)
     }
 }
 
-static void fetch(struct ft_step *step, const struct ft_dynamic *d)
+static void copy_expert(struct ft_step *step, uint32_t layer, uint32_t expert, char *destination)
 {
-    const struct ft_layer_weights *w = &step->weights->layers[d->layer];
-    const char *from = w->experts + (uint64_t)w->expert_layout.stride * step->x.active.expert[d->active];
-    uint64_t start = ft_clock_ns(&step->clock), wanted = 0;
+    const struct ft_layer_weights *w = &step->weights->layers[layer];
+    uint64_t bytes = w->expert_layout.bytes, start = ft_clock_ns(&step->clock), wanted = 0;
 #ifdef FT_CHECKS
-    memset(d->destination, 0xff, d->bytes); /* readers of the slot's last owner would meet NaN */
+    memset(destination, 0xff, bytes); /* readers of the slot's last owner would meet NaN */
 #endif
-    memcpy(d->destination, from, d->bytes);
+    memcpy(destination, w->experts + (uint64_t)w->expert_layout.stride * expert, bytes);
     if (step->link_bytes_per_s > 0)
-        wanted = (uint64_t)((double)d->bytes / step->link_bytes_per_s * 1e9);
+        wanted = (uint64_t)((double)bytes / step->link_bytes_per_s * 1e9);
     if (step->link_delay_ns_max)
         wanted += random_next(&step->link_random) % (step->link_delay_ns_max + 1);
     if (wanted)
         sleep_until(step, start + wanted);
 }
 
+static void fetch(struct ft_step *step, const struct ft_dynamic *d)
+{
+    /* Only this thread ends a prefetch: where one is awaited, it is either done or not begun. */
+    if (d->awaits && !atomic_load_explicit(&step->slots.filling[d->slot], memory_order_relaxed))
+        return;
+    copy_expert(step, d->layer, step->x.active.expert[d->active], d->destination);
+    if (d->awaits) /* release: pairs with the acquire of whoever uses the slot */
+        atomic_store_explicit(&step->slots.filling[d->slot], 0, memory_order_release);
+}
+
 /* Copies in the order in which they were asked for. Before a copy it waits until the slot's last reader is
- * done. */
+ * done. Prefetches only when no fetch is asked for. */
 static void *link_main(void *context)
 {
     struct ft_step *step = context;
@@ -114,8 +123,11 @@ static void *link_main(void *context)
         if (atomic_load_explicit(&step->link_published, memory_order_acquire) == taken) {
             if (atomic_load_explicit(&step->stop, memory_order_acquire))
                 return NULL;
+            if (ft_prefetch_run(step, copy_expert))
+                continue;
             uint32_t ticket = ft_park_prepare(&step->link.park);
             if (atomic_load_explicit(&step->link_published, memory_order_acquire) != taken ||
+                ft_prefetch_is_waiting(&step->prefetches) ||
                 atomic_load_explicit(&step->stop, memory_order_acquire))
                 ft_park_cancel(&step->link.park);
             else

@@ -109,6 +109,13 @@ void ft_park_wake_all(struct ft_park *park)
     syscall(SYS_futex, &park->epoch, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
+uint32_t ft_park_asleep(const struct ft_park *park)
+{
+    uint32_t waiters = ft_park_waiters(park);
+    uint32_t waking = atomic_load_explicit(&park->pending, memory_order_relaxed);
+    return waiters > waking ? waiters - waking : 0;
+}
+
 uint32_t ft_park_waiters(const struct ft_park *park)
 {
     return atomic_load_explicit(&park->waiters, memory_order_relaxed);

@@ -41,6 +41,8 @@ void ft_park_wake_all(struct ft_park *park);
 /* How many sleep or are about to; a snapshot, for counters and for skipping work that only matters to
  * sleepers. */
 uint32_t ft_park_waiters(const struct ft_park *park);
+/* The same without one who is being woken: it may still wait for its core. */
+uint32_t ft_park_asleep(const struct ft_park *park);
 /* One step of a bounded spin: tells the core that we wait. */
 static inline void ft_park_pause(void)
 {

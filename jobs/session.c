@@ -425,9 +425,15 @@ void ft_session_sequence_info(const struct ft_session *session, uint32_t sequenc
 
 void ft_session_stats(const struct ft_session *session, struct ft_session_stats *stats)
 {
+    /* One thread at a time calls a session: nothing runs now, and what is read here changes no answer. */
+    ft_session_collect_records((void *)(uintptr_t)session);
     *stats = session->stats;
     stats->snapshots_taken = session->snapshots.taken;
     stats->snapshots_used = session->snapshots.used;
+    stats->prefetches = session->step.prefetches.issued;
+    stats->prefetches_used = session->step.prefetches.used;
+    stats->prefetches_waited = session->step.prefetches.waited;
+    stats->prefetches_wasted = session->step.slots.prefetches_wasted;
     if (session->options.policy->departures)
         stats->departures = session->options.policy->departures(session->step.policy_state);
     for (uint32_t i = 0; i < session->step.workers; i++) {
@@ -437,6 +443,14 @@ void ft_session_stats(const struct ft_session *session, struct ft_session_stats 
     }
     if (session->step.rows)
         ft_row_reader_stats(session->step.rows, &stats->ple);
+}
+
+void ft_session_layer_stats(const struct ft_session *session, uint32_t layer, uint64_t *hits,
+                            uint64_t *misses)
+{
+    FT_ASSERT_LT(layer, session->options.model->layer_count);
+    *hits = session->step.layer_hits[layer];
+    *misses = session->step.layer_misses[layer];
 }
 
 uint64_t ft_session_now_ns(const struct ft_session *session)

@@ -147,6 +147,7 @@ struct ft_session_stats {
     double expert_ns[FT_LANE_COUNT];              /* experts by lane */
     double wait_ns[FT_LANE_COUNT][FT_WAIT_COUNT]; /* who waited (lane), for what */
     uint64_t hits, misses, fetches, fetch_bytes, cpu_experts, policy_repairs;
+    uint64_t prefetches, prefetches_used, prefetches_waited, prefetches_wasted; /* waited: of those used */
     uint64_t
         departures; /* choices of a replayed trace that could not be repeated; 0 = the recorded run so far */
     uint64_t jobs, stolen, trace_dropped;
@@ -154,6 +155,9 @@ struct ft_session_stats {
     struct ft_row_stats ple;
 };
 void ft_session_stats(const struct ft_session *session, struct ft_session_stats *stats);
+/* Active experts of one layer that were in a slot, and that were not, since open; both 0 without a device. */
+void ft_session_layer_stats(const struct ft_session *session, uint32_t layer, uint64_t *hits,
+                            uint64_t *misses);
 uint64_t ft_session_now_ns(const struct ft_session *session);
 enum ft_isa ft_session_isa(const struct ft_session *session);
 const char *ft_session_note(

@@ -4,6 +4,8 @@
 
 #include "jobs/session_internal.h"
 
+#define RECORDS_AHEAD 16u
+
 /* Rows that a sequence still has to compute. */
 static uint32_t left(const struct ft_sequence *sequence)
 {
@@ -118,37 +120,78 @@ static void count_record(struct ft_session *session, const struct ft_trace_recor
     }
 }
 
+static struct ft_observation observation_of(const struct ft_trace_record *record, bool link_wait)
+{
+    return (struct ft_observation){.op = record->op,
+                                   .lane = record->lane,
+                                   .wait = link_wait ? FT_WAIT_LINK : FT_WAIT_NONE,
+                                   .layer = record->layer,
+                                   .rows = record->rows,
+                                   .bytes = record->bytes,
+                                   .start_ns = (double)record->start_ns,
+                                   .duration_ns = (double)(record->end_ns - record->start_ns),
+                                   .predicted_ns = record->predicted_ns};
+}
+
+/* Tiles of one op in one layer on the CPU are one observation here: from the first begin to the last end. */
+static void keep(struct ft_session *session, const struct ft_observation *o)
+{
+    uint32_t *at = NULL;
+    if (o->lane == FT_LANE_CPU && o->layer < session->options.model->layer_count)
+        at = &session->seen_at[(uint64_t)o->layer * FT_OP_COUNT + o->op];
+    if (at && *at) {
+        struct ft_observation *seen = &session->seen[*at - 1];
+        double begin = FT_MIN(seen->start_ns, o->start_ns);
+        double end = FT_MAX(seen->start_ns + seen->duration_ns, o->start_ns + o->duration_ns);
+        seen->start_ns = begin;
+        seen->duration_ns = end - begin;
+        seen->bytes += o->bytes;
+    } else if (session->seen_count < FT_SEEN_MAX) {
+        session->seen[session->seen_count++] = *o;
+        if (at)
+            *at = session->seen_count;
+    }
+}
+
 static void observe(struct ft_session *session, const struct ft_trace_record *record)
 {
-    if (record->kind != FT_RECORD_JOB)
+    bool link_wait = record->kind == FT_RECORD_WAIT && record->lane == FT_LANE_DEVICE &&
+                     record->detail == FT_WAIT_LINK && record->layer != UINT16_MAX;
+    if (record->kind != FT_RECORD_JOB && !link_wait)
         return;
-    struct ft_observation seen = {.op = record->op,
-                                  .lane = record->lane,
-                                  .layer = record->layer,
-                                  .rows = record->rows,
-                                  .bytes = record->bytes,
-                                  .duration_ns = (double)(record->end_ns - record->start_ns),
-                                  .predicted_ns = record->predicted_ns};
-    session->options.policy->observe(session->step.policy_state, &seen);
+    struct ft_observation seen = observation_of(record, link_wait);
+    if (session->step.meanwhile) /* the policy may be deciding right now */
+        keep(session, &seen);
+    else
+        session->options.policy->observe(session->step.policy_state, &seen);
 }
 
 /* A worker that had nothing to do until the end: the idle callback comes too late for this step. */
-static void record_tail(struct ft_session *session, uint32_t thread)
+static void record_tail(struct ft_session *session, uint32_t thread, uint64_t begin_ns, uint64_t end_ns)
 {
     struct ft_step *step = &session->step;
-    struct ft_trace_ring *ring = &step->traces[thread];
+    struct ft_trace_ring *ring = &step->traces_done[thread];
     bool device = session->plan.device != FT_DEVICE_NONE;
-    uint64_t last = ring->count ? ring->records[ring->count - 1].end_ns : step->begin_ns;
-    if (last + 1000 >= step->end_ns)
+    uint64_t last = ring->count ? ring->records[ring->count - 1].end_ns : begin_ns;
+    if (last + 1000 >= end_ns)
         return;
-    struct ft_trace_record *record = ft_step_record(step, thread, FT_RECORD_WAIT, last, step->end_ns);
+    struct ft_trace_record *record = ft_trace_push(ring);
     if (record) {
+        *record = (struct ft_trace_record){.start_ns = last,
+                                           .end_ns = end_ns,
+                                           .job = FT_NONE,
+                                           .expert = FT_NONE,
+                                           .slot = FT_NONE,
+                                           .layer = FT_GRAPH_NO_LAYER,
+                                           .thread = (uint16_t)thread,
+                                           .kind = FT_RECORD_WAIT};
         record->lane = FT_LANE_CPU;
         record->detail = device ? FT_WAIT_DEVICE : FT_WAIT_CPU;
     }
 }
 
-static void summarise(struct ft_session *session, struct ft_step_summary *summary)
+/* wait_ns is filled while the records are counted. */
+static void summarise(const struct ft_session *session, struct ft_step_summary *summary)
 {
     const struct ft_step *step = &session->step;
     *summary = (struct ft_step_summary){.step = step->step_number,
@@ -159,12 +202,6 @@ static void summarise(struct ft_session *session, struct ft_step_summary *summar
                                         .misses = step->misses,
                                         .fetches = step->fetches,
                                         .cpu_experts = step->cpu_experts};
-    for (uint32_t t = 0; t < step->thread_count; t++)
-        for (uint32_t i = 0; i < step->traces[t].count; i++) {
-            const struct ft_trace_record *record = &step->traces[t].records[i];
-            if (record->kind == FT_RECORD_WAIT)
-                summary->wait_ns[record->detail] += (double)(record->end_ns - record->start_ns);
-        }
 }
 
 static void call_trace(struct ft_session *session)
@@ -172,7 +209,7 @@ static void call_trace(struct ft_session *session)
     const struct ft_step *step = &session->step;
     uint32_t count = 0, dropped = 0;
     for (uint32_t t = 0; t < step->thread_count; t++) {
-        const struct ft_trace_ring *ring = &step->traces[t];
+        const struct ft_trace_ring *ring = &step->traces_done[t];
         if (ring->count)
             memcpy(session->records + count, ring->records, ring->count * sizeof *ring->records);
         count += ring->count;
@@ -200,22 +237,69 @@ static void count_rows(struct ft_session_stats *stats, const struct ft_batch *ba
     stats->prefill_rows += batch->rows - decode;
 }
 
+void ft_session_collect_records(void *context)
+{
+    struct ft_session *session = context;
+    struct ft_step *step = &session->step;
+    struct ft_session_stats *stats = &session->stats;
+    bool learns = session->options.policy->observe && !session->plan.deterministic;
+    if (!session->records_pending)
+        return;
+    session->records_pending = false;
+    for (uint32_t t = 0; t < step->thread_count; t++) {
+        if (t < step->workers)
+            record_tail(session, t, session->done_begin_ns, session->done_end_ns);
+        const struct ft_trace_ring *ring = &step->traces_done[t];
+        for (uint32_t i = 0; i < ring->count; i++) {
+            const struct ft_trace_record *record = &ring->records[i];
+            /* Other cores wrote these lines: each is some 100 ns away, unless it is asked for in time. */
+            if (i + RECORDS_AHEAD < ring->count)
+                __builtin_prefetch(record + RECORDS_AHEAD);
+            count_record(session, record);
+            if (record->kind == FT_RECORD_WAIT)
+                session->summary.wait_ns[record->detail] += (double)(record->end_ns - record->start_ns);
+            if (learns)
+                observe(session, record);
+        }
+        stats->trace_dropped += ring->dropped;
+    }
+}
+
+void ft_session_tell_policy(struct ft_session *session)
+{
+    const struct ft_policy *policy = session->options.policy;
+    if (!session->summary_pending || session->records_pending)
+        return;
+    for (uint32_t i = 0; i < session->seen_count; i++) {
+        const struct ft_observation *o = &session->seen[i];
+        policy->observe(session->step.policy_state, o);
+        if (o->lane == FT_LANE_CPU && o->layer < session->options.model->layer_count)
+            session->seen_at[(uint64_t)o->layer * FT_OP_COUNT + o->op] = 0;
+    }
+    session->seen_count = 0;
+    if (policy->step_end)
+        policy->step_end(session->step.policy_state, &session->summary);
+    session->summary_pending = false;
+}
+
 void ft_session_collect(struct ft_session *session)
 {
     struct ft_step *step = &session->step;
     struct ft_session_stats *stats = &session->stats;
-    const struct ft_policy *policy = session->options.policy;
     double ns = (double)(step->end_ns - step->begin_ns);
-    bool learns = policy->observe && !session->plan.deterministic;
-    for (uint32_t t = 0; t < step->thread_count; t++) {
-        if (t < step->workers)
-            record_tail(session, t);
-        for (uint32_t i = 0; i < step->traces[t].count; i++) {
-            count_record(session, &step->traces[t].records[i]);
-            if (learns)
-                observe(session, &step->traces[t].records[i]);
-        }
-        stats->trace_dropped += step->traces[t].dropped;
+    /* The policy hears of the step before this one first. */
+    ft_session_collect_records(session);
+    ft_session_tell_policy(session);
+    summarise(session, &session->summary);
+    session->summary_pending = session->records_pending = true;
+    session->done_begin_ns = step->begin_ns;
+    session->done_end_ns = step->end_ns;
+    struct ft_trace_ring *rings = step->traces;
+    step->traces = step->traces_done;
+    step->traces_done = rings;
+    if (!step->meanwhile) {
+        ft_session_collect_records(session);
+        ft_session_tell_policy(session);
     }
     stats->steps++;
     stats->prefill_steps += session->batch.prefill;
@@ -228,11 +312,6 @@ void ft_session_collect(struct ft_session *session)
     stats->cpu_experts += step->cpu_experts;
     stats->policy_repairs += step->repairs;
     step->repairs = 0;
-    if (policy->step_end) {
-        struct ft_step_summary summary;
-        summarise(session, &summary);
-        policy->step_end(step->policy_state, &summary);
-    }
     if (session->options.trace)
         call_trace(session);
 }

@@ -12,6 +12,8 @@
 #define SPIN_NS 50000u
 #define SPIN_GPU_NS                                                                                          \
     1000000u /* workers of a GPU step that has CPU experts wait out the dense part of a layer */
+#define IO_AHEAD_NS 50000u
+#define IO_SPIN_NS 100000u
 #define LINK_PENDING_MIN 64u
 
 static uint32_t thread_count_of(const struct ft_plan *plan)
@@ -49,6 +51,13 @@ static int build_graph(struct ft_session *session, const struct ft_shape *shape,
     return status;
 }
 
+/* Member by member: the padding behind prefill may hold anything. */
+static bool shapes_equal(const struct ft_shape *a, const struct ft_shape *b)
+{
+    return a->rows == b->rows && a->sequences == b->sequences && a->logit_rows == b->logit_rows &&
+           a->prefill == b->prefill;
+}
+
 int ft_session_graph(struct ft_session *session, const struct ft_batch *batch, const struct ft_graph **graph,
                      struct ft_error *err)
 {
@@ -60,7 +69,7 @@ int ft_session_graph(struct ft_session *session, const struct ft_batch *batch, c
     struct ft_graph_entry *oldest = &session->graphs[0];
     for (uint32_t i = 0; i < FT_GRAPH_CACHE; i++) {
         struct ft_graph_entry *entry = &session->graphs[i];
-        if (entry->last_used && memcmp(&entry->graph.shape, &shape, sizeof shape) == 0) {
+        if (entry->last_used && shapes_equal(&entry->graph.shape, &shape)) {
             entry->last_used = ++session->graph_clock;
             *graph = &entry->graph;
             return FT_OK;
@@ -111,6 +120,7 @@ static int push_active(struct ft_active *a, struct ft_arena *arena, const struct
     PUSH(experts, &a->evicted);
     PUSH(experts, &a->predicted_ns);
     PUSH(experts, &a->blob);
+    PUSH(experts, &a->awaited);
     PUSH(experts, &a->group);
     return status;
 }
@@ -164,15 +174,28 @@ static int push_step(struct ft_session *session, struct ft_pools *pools, struct 
     PUSH(step->link_max, &step->link_jobs);
     PUSH((uint64_t)threads * step->todo_max, &step->todo);
     PUSH(threads, &step->traces);
+    PUSH(threads, &step->traces_done);
     PUSH(threads, &step->pending);
     PUSH(wants, &step->wants);
+    PUSH(model->layer_count, &step->layer_hits);
+    PUSH(model->layer_count, &step->layer_misses);
 #undef PUSH
-    for (uint32_t i = 0; status == FT_OK && i < threads; i++) {
+    /* With a GPU two sets: one is read while the next step fills the other. */
+    uint32_t sets = session->cuda ? 2 : 1;
+    for (uint32_t i = 0; status == FT_OK && i < sets * threads; i++) {
         struct ft_trace_record *records;
         status = FT_ARENA_PUSH(arena, trace_records, &records, err);
-        if (status == FT_OK && !ft_arena_is_counting(arena))
-            step->traces[i] = (struct ft_trace_ring){.records = records, .capacity = trace_records};
+        if (status == FT_OK && !ft_arena_is_counting(arena)) {
+            struct ft_trace_ring ring = {.records = records, .capacity = trace_records};
+            *(i < threads ? &step->traces[i] : &step->traces_done[i - threads]) = ring;
+        }
     }
+    if (!session->cuda)
+        step->traces_done = step->traces;
+    if (status == FT_OK && session->cuda)
+        status = FT_ARENA_PUSH(arena, (uint64_t)model->layer_count * FT_OP_COUNT, &session->seen_at, err);
+    if (status == FT_OK && session->cuda)
+        status = FT_ARENA_PUSH(arena, FT_SEEN_MAX, &session->seen, err);
     session->record_max = (uint64_t)trace_records * threads;
     if (status == FT_OK && session->options.trace)
         status = FT_ARENA_PUSH(arena, session->record_max, &session->records, err);
@@ -304,6 +327,10 @@ static void init_step(struct ft_session *session)
         .rows_max = (uint32_t)rows_max,
     };
     step->io_timeout_ns = 30000000000ull;
+    /* With a core for each worker and one more it may spin while workers work. */
+    uint32_t cores = o->topology ? o->topology->core_count : 1;
+    step->io_ahead_ns = cores > 1 ? IO_AHEAD_NS : 0;
+    step->io_spin_ns = cores > step->workers ? IO_SPIN_NS : 0;
     ft_clock_init(&step->clock);
     ft_park_init(&step->session_park);
     ft_park_init(&step->device.park);
@@ -320,7 +347,8 @@ static int start_gpu(struct ft_session *session, struct ft_error *err)
                                            .logit_rows_max = session->plan.logit_rows_max,
                                            .pages_max = session->plan.page_count,
                                            .handshake = o->handshake,
-                                           .link_bytes_per_s = o->link_bytes_per_s};
+                                           .link_bytes_per_s = o->link_bytes_per_s,
+                                           .topology = o->pin ? o->topology : NULL};
     return ft_lane_cuda_start(session->cuda, &session->step, &options, err);
 }
 
@@ -424,6 +452,10 @@ static int open_parts(struct ft_session *session, struct ft_error *err)
     if (status != FT_OK)
         return status;
     session->step.cuda = session->cuda;
+    if (session->cuda && !o->trace) {
+        session->step.meanwhile = ft_session_collect_records;
+        session->step.meanwhile_context = session;
+    }
     init_execute(session);
     status = measure(session, err);
     if (status == FT_OK)

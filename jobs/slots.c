@@ -21,6 +21,8 @@ int ft_slots_init(struct ft_slots *slots, struct ft_arena *arena, struct ft_aren
     PUSH(slot_count, &slots->generation);
     PUSH(slot_count, &slots->busy);
     PUSH(slot_count, &slots->filled_step);
+    PUSH(slot_count, &slots->prefetched);
+    PUSH(slot_count, &slots->filling);
     PUSH(experts, &slots->map);
     PUSH(experts, &slots->used_step);
 #undef PUSH
@@ -53,6 +55,8 @@ static void evict(struct ft_slots *slots, uint32_t slot)
     slots->map[(uint64_t)slots->layer[slot] * slots->expert_count + slots->expert[slot]] = FT_NONE;
     slots->layer[slot] = slots->expert[slot] = FT_NONE;
     slots->generation[slot]++;
+    slots->prefetches_wasted += slots->prefetched[slot];
+    slots->prefetched[slot] = 0;
 }
 
 void ft_slots_take(struct ft_slots *slots, uint32_t slot, uint32_t layer, uint32_t expert, uint32_t step,

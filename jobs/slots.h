@@ -27,8 +27,11 @@ struct ft_slots {
     uint32_t *generation;                 /* [count] */
     uint8_t *busy;                        /* [count] leased in the running step's layer */
     uint32_t *filled_step;                /* [count] step whose fetch filled it */
-    uint32_t *map;                        /* [layer_count, expert_count] slot or FT_NONE */
-    uint32_t *used_step; /* [layer_count, expert_count] step of the expert's last use, 0 = never */
+    uint8_t *prefetched;                  /* [count] copied ahead and not used yet */
+    _Atomic uint32_t *filling;  /* [count] ticket of the prefetch on its way, 0 = none (jobs/prefetch.h) */
+    uint64_t prefetches_wasted; /* evicted before their first use */
+    uint32_t *map;              /* [layer_count, expert_count] slot or FT_NONE */
+    uint32_t *used_step;        /* [layer_count, expert_count] step of the expert's last use, 0 = never */
 };
 
 /* Counting arenas welcome. slot_count may be 0. The blobs come from `blobs` (the same arena, or a device's).

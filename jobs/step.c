@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "jobs/step.h"
 
+#include "jobs/lane_cuda.h"
+
 #include <errno.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-#define SPIN_NS 20000u           /* of service threads before they park */
+#define GPU_SPIN_NS 1000000u     /* of the driver thread of a GPU, for the experts of a layer */
 #define PARK_NS 100000000ull     /* bound of one sleep; every loop looks again after it */
 #define FLUSH_PARK_NS 1000000ull /* while a backlog waits for room */
 
@@ -91,9 +94,10 @@ static enum ft_lane lane_of(const struct ft_step *step, uint32_t job)
 
 /* A job whose counter has reached 0: CPU jobs go to todo, serial lanes are woken, inline jobs complete at
  * once. */
-static uint32_t release(struct ft_step *step, uint32_t thread, uint32_t job, uint32_t *todo, uint32_t count)
+static uint32_t release(struct ft_step *step, uint32_t thread, uint32_t job, enum ft_lane lane,
+                        uint32_t *todo, uint32_t count)
 {
-    switch (lane_of(step, job)) {
+    switch (lane) {
     case FT_LANE_CPU:
         FT_ASSERT_LT(count, step->todo_max);
         todo[count] = job;
@@ -111,9 +115,32 @@ static uint32_t release(struct ft_step *step, uint32_t thread, uint32_t job, uin
     }
 }
 
+#ifdef FT_CHECKS
+/* What a scheduler may do at any time, done on purpose where the link has delays: its thread is off its core,
+ * right after a decrement, for longer than a layer takes. */
+static void lose_core(const struct ft_step *step, uint32_t thread, uint32_t job)
+{
+    const struct timespec pause = {.tv_nsec = 10000000};
+    if (step->link_delay_ns_max && thread == ft_step_thread(step, FT_STEP_LINK) && job % 4 == 0)
+        nanosleep(&pause, NULL);
+}
+#endif
+
 static uint32_t decrement(struct ft_step *step, uint32_t thread, uint32_t job, uint32_t *todo, uint32_t count)
 {
-    return ft_frontier_decrement(&step->counter[job]) ? release(step, thread, job, todo, count) : count;
+    /* Looked up before: at 0 a serial lane may run the job at once, and the next layer, or the next step, may
+     * have another job at its place before this thread goes on. */
+    enum ft_lane lane = lane_of(step, job);
+#ifdef FT_CHECKS
+    FT_ASSERT_LT(
+        0, atomic_load_explicit(&step->counter[job], memory_order_relaxed)); /* nobody completes twice */
+#endif
+    bool last = ft_frontier_decrement(&step->counter[job]);
+#ifdef FT_CHECKS
+    if (last)
+        lose_core(step, thread, job);
+#endif
+    return last ? release(step, thread, job, lane, todo, count) : count;
 }
 
 uint32_t ft_step_complete(struct ft_step *step, uint32_t thread, uint32_t job, uint32_t *todo, uint32_t count)
@@ -258,12 +285,12 @@ static bool counter_is_zero(const struct ft_step *step, uint32_t job)
     return atomic_load_explicit(&step->counter[job], memory_order_acquire) == 0;
 }
 
-/* One sleep of a service thread, at most bound_ns; shorter while its backlog waits for room. */
-static void doze(struct ft_step *step, uint32_t thread, struct ft_park *park, uint32_t ticket,
+/* One sleep of a service thread, at most bound_ns; shorter while its backlog waits for room. True: woken. */
+static bool doze(struct ft_step *step, uint32_t thread, struct ft_park *park, uint32_t ticket,
                  uint64_t bound_ns)
 {
     bool backlog = ft_lane_cpu_flush(step->cpu, thread) != 0;
-    ft_park_wait(park, ticket, backlog ? FLUSH_PARK_NS : bound_ns);
+    return ft_park_wait(park, ticket, backlog ? FLUSH_PARK_NS : bound_ns);
 }
 
 bool ft_step_wait_job(struct ft_step *step, uint32_t thread, struct ft_serial *serial, uint32_t job,
@@ -272,8 +299,10 @@ bool ft_step_wait_job(struct ft_step *step, uint32_t thread, struct ft_serial *s
     if (counter_is_zero(step, job))
         return true;
     uint64_t start = ft_clock_ns(&step->clock);
+    /* A GPU stands still while its driver is woken: that one looks longer. */
+    uint64_t spin_ns = step->cuda ? GPU_SPIN_NS : FT_STEP_SPIN_NS;
     bool ready = false;
-    while (!ready && ft_clock_ns(&step->clock) - start < SPIN_NS) {
+    while (!ready && ft_clock_ns(&step->clock) - start < spin_ns) {
         ft_park_pause();
         ready = counter_is_zero(step, job);
     }
@@ -289,6 +318,8 @@ bool ft_step_wait_job(struct ft_step *step, uint32_t thread, struct ft_serial *s
         doze(step, thread, &serial->park, ticket, PARK_NS);
         ready = counter_is_zero(step, job);
     }
+    if (step->cuda) /* the driver waits, not the GPU: that one has stamps of its own */
+        return true;
     struct ft_trace_record *record =
         ft_step_record(step, thread, FT_RECORD_WAIT, start, ft_clock_ns(&step->clock));
     if (record) {
@@ -303,9 +334,11 @@ bool ft_step_wait_job(struct ft_step *step, uint32_t thread, struct ft_serial *s
     return true;
 }
 
-bool ft_step_wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial *serial, uint32_t *seen)
+bool ft_step_wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial *serial, uint64_t spin_ns,
+                        uint64_t woken_spin_ns, uint32_t *seen)
 {
     uint64_t start = ft_clock_ns(&step->clock);
+    bool woken = false;
     for (;;) {
         /* acquire: pairs with the release in ft_step_run; graph, batch and counters are set */
         uint32_t epoch = atomic_load_explicit(&step->epoch, memory_order_acquire);
@@ -315,8 +348,12 @@ bool ft_step_wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial 
         }
         if (atomic_load_explicit(&step->stop, memory_order_acquire))
             return false;
-        if (ft_clock_ns(&step->clock) - start < SPIN_NS) {
-            ft_park_pause();
+        if (ft_clock_ns(&step->clock) - start < spin_ns) {
+            /* Woken by the session, which may stand behind us on the same core: let it pass. */
+            if (woken)
+                (void)sched_yield();
+            else
+                ft_park_pause();
             continue;
         }
         uint32_t ticket = ft_park_prepare(&serial->park);
@@ -327,7 +364,11 @@ bool ft_step_wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial 
         }
         /* The step that we wait for may not begin before jobs of this one, which found no room, are in the
          * rings. */
-        doze(step, thread, &serial->park, ticket, 10 * PARK_NS);
+        woken = doze(step, thread, &serial->park, ticket, 10 * PARK_NS);
+        if (woken) {
+            start = ft_clock_ns(&step->clock);
+            spin_ns = woken_spin_ns;
+        }
     }
 }
 
@@ -376,7 +417,8 @@ static bool wait_end(struct ft_step *step, uint32_t epoch, uint64_t timeout_ns)
         last = now;
         if (waited > timeout_ns)
             return false;
-        if (now - step->begin_ns < SPIN_NS / 4) {
+        /* not where a read is to be submitted: with few cores its thread waits for this one's */
+        if (!step->graph->io_count && now - step->begin_ns < FT_STEP_SPIN_NS / 4) {
             ft_park_pause();
             continue;
         }
@@ -401,17 +443,27 @@ int ft_step_run(struct ft_step *step, const struct ft_graph *graph, struct ft_ba
     if (graph->io_count)
         ft_park_wake(&step->io.park);
     start_jobs(step);
+    if (step->meanwhile)
+        step->meanwhile(step->meanwhile_context);
     if (!wait_end(step, epoch, timeout_ns))
         return ft_error_set(
             err, FT_TIMEOUT,
             "a step of %u rows did not end within %.1f s: a lane is stuck; the session cannot go on",
             batch->rows, (double)timeout_ns * 1e-9);
+    /* The next step is probably near, and its read is late by whatever the io thread needs to wake up. Only
+     * this thread has work now. */
+    if (graph->io_count && step->io_ahead_ns)
+        ft_park_wake(&step->io.park);
     int failed = atomic_load_explicit(&step->failed, memory_order_acquire);
     if (step->slots.count) {
-        if (failed != FT_OK)
+        if (failed != FT_OK) {
             ft_slots_forget_step(&step->slots, step->step_number);
-        else
+            if (step->cuda) /* its own map still has what is forgotten */
+                ft_lane_cuda_map_changed(step->cuda);
+        } else {
             ft_slots_release(&step->slots, step->x.active.slot, step->x.active.count);
+        }
+        ft_prefetch_settle(step, ft_step_thread(step, FT_STEP_SESSION));
     }
     step->cpu_experts_last = step->cpu_experts > 0;
     if (failed != FT_OK)

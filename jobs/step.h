@@ -34,7 +34,10 @@
 #include "jobs/frontier.h"
 #include "jobs/lane_cpu.h"
 #include "jobs/park.h"
+#include "jobs/prefetch.h"
 #include "jobs/slots.h"
+
+#define FT_STEP_SPIN_NS 20000u /* of service threads before they park */
 
 enum ft_step_thread { FT_STEP_SESSION, FT_STEP_DEVICE, FT_STEP_LINK, FT_STEP_IO, FT_STEP_THREADS };
 
@@ -49,7 +52,8 @@ struct ft_dynamic {
     uint32_t active;                 /* active index; FT_NONE for groups */
     uint32_t succ_begin, succ_count; /* indices of dynamic jobs that wait for it */
     uint32_t slot;                   /* fetch: what it fills; FT_NONE = staging */
-    char *destination;               /* fetch */
+    bool awaits;       /* fetch: of a slot that a prefetch fills; copies only what is not there yet */
+    char *destination; /* fetch */
     uint64_t bytes;
     uint32_t victim; /* fetch: layer * expert_count + expert that the slot held, FT_NONE = it was free */
 };
@@ -74,6 +78,7 @@ struct ft_step {
     uint32_t workers, thread_count;
     struct ft_execute x;
     struct ft_slots slots;
+    struct ft_prefetches prefetches;
     char *staging[2]; /* [staging_experts] blobs each */
     uint64_t staging_stride;
     const struct ft_policy *policy;
@@ -92,6 +97,7 @@ struct ft_step {
     uint64_t begin_ns, end_ns;
     uint32_t hits, misses, fetches, cpu_experts, repairs;
     uint64_t fetch_bytes;
+    uint64_t *layer_hits, *layer_misses; /* [layer_count] since open, of a device's slots */
     /* a GPU: */
     struct ft_lane_cuda *cuda;  /* NULL = none */
     const uint32_t *router_ids; /* [rows, k] of the layer at hand; NULL = the workspace's */
@@ -111,7 +117,12 @@ struct ft_step {
 
     struct ft_park session_park;
     struct ft_serial device, link, io;
-    struct ft_trace_ring *traces;         /* [thread_count] */
+    struct ft_trace_ring *traces; /* [thread_count] of the running step */
+    struct ft_trace_ring
+        *traces_done; /* [thread_count] of the step before; the same as traces without a GPU */
+    /* Called by the session's thread while a step runs; NULL = nothing to do. */
+    void (*meanwhile)(void *context);
+    void *meanwhile_context;
     struct ft_step_wait_pending *pending; /* [thread_count] */
 
     /* host device */
@@ -124,6 +135,9 @@ struct ft_step {
     struct ft_row_reader *rows;
     struct ft_row_want *wants;
     uint64_t io_timeout_ns;
+    uint64_t
+        io_ahead_ns; /* the io thread is woken between steps and spins so long for the next; 0 = it is not */
+    uint64_t io_spin_ns; /* bound of its spin for the end of a read; 0 = it sleeps */
     struct ft_row_reader_options row_options;
     struct ft_error io_open_error;
     _Atomic int io_opened; /* 0 not yet, 1 yes, 2 failed */
@@ -152,8 +166,10 @@ void ft_step_hand_over(struct ft_step *step, uint32_t thread, const uint32_t *jo
  * stopping. */
 bool ft_step_wait_job(struct ft_step *step, uint32_t thread, struct ft_serial *serial, uint32_t job,
                       enum ft_wait cause);
-/* Waits for an epoch other than `seen`; returns it. False: stopping. */
-bool ft_step_wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial *serial, uint32_t *seen);
+/* Waits for an epoch other than `seen`; returns it. Spins for spin_ns, then parks; woken without a new epoch
+ * it spins for woken_spin_ns, yielding. False: stopping. */
+bool ft_step_wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial *serial, uint64_t spin_ns,
+                        uint64_t woken_spin_ns, uint32_t *seen);
 struct ft_trace_record *ft_step_record(struct ft_step *step, uint32_t thread, enum ft_record_kind kind,
                                        uint64_t start_ns, uint64_t end_ns);
 static inline bool ft_step_is_dynamic(const struct ft_step *step, uint32_t job)

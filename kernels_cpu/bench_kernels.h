@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Measures the kernels of this core against what its memory can deliver.
+ * Measures the kernels of this core against what its memory and its arithmetic can deliver.
  *
- * Everything is read from one bank of random data, larger than the last-level cache and made of distinct
- * pages, so that every pass comes from memory. GB = 1e9 bytes. Each number is the best of several rounds:
- * other programs only make a round slower.
+ * Everything is read from one bank of random data (no zeros, no NaN), larger than the last-level cache and
+ * made of distinct pages, in a random order of experts; the second-level caches are flushed between rounds,
+ * so that every pass comes from memory. GB = 1e9 bytes. Each number is the best of several rounds: other
+ * programs only make a round slower. From 8 rows on a pass covers less of the bank (a quarter at least),
+ * because arithmetic limits it.
+ *
+ * The ISAs are those of the dispatch table that this core has: a new one appears by itself.
  *
  * Threads: the functions start and join `threads` threads of their own; call them from one thread at a time.
  * Ownership: the bank lives only inside a call.
@@ -20,31 +24,68 @@ struct ft_bench_kernels_options {
     uint32_t hidden, width;                      /* of the experts */
     uint32_t rounds;                             /* 0 = 5 */
     bool reference;                              /* measure the references too (slow) */
+    const char *isa, *op, *format;               /* only these, by name; NULL = all */
     void (*pin)(void *context, uint32_t worker); /* called first in each thread; NULL = threads float */
     void *pin_context;
 };
 
-enum ft_bench_op { FT_BENCH_EXPERT, FT_BENCH_MATMUL };
+/* op: what a pass does, and with how many rows it is measured */
+#define FT_BENCH_OPS(X)                                                                                      \
+    X(EXPERT, "expert")       /* gate, up and down of whole experts */                                       \
+    X(MATMUL, "matmul")       /* dense matrices */                                                           \
+    X(MIX_UP, "mix_up")       /* hyper-connection mixers */                                                  \
+    X(ATTENTION, "attention") /* one query over 1024 tokens of keys and values */                            \
+    X(SCORES, "index_scores") /* one query over 4096 indexer blocks */                                       \
+    X(DELTA, "delta_rule")    /* one token: states are read and written */
+
+enum ft_bench_op {
+#define FT_BENCH_OP_ENUM(name, text) FT_BENCH_##name,
+    FT_BENCH_OPS(FT_BENCH_OP_ENUM)
+#undef FT_BENCH_OP_ENUM
+        FT_BENCH_OP_COUNT
+};
+
+/* What the machine can do, measured in the same run. */
+struct ft_bench_roof {
+    uint32_t point_count;
+    uint32_t point_threads[64]; /* [point_count] the sweep: 1, 2, 3, 4, 6, 8, 12 ... and all */
+    double point_gbs[64];       /* read by plain sums, the best of four access patterns */
+    double ceiling_gbs;         /* the best point */
+    uint32_t ceiling_threads;
+    double peak_gflops[FT_ISA_COUNT]; /* f32 multiply-adds of all threads at this vector width; 0 = not
+                                         measured */
+};
 
 struct ft_bench_kernels_result {
-    enum ft_bench_op op; /* EXPERT: gate, up and down of whole experts; MATMUL: one large dense matrix */
+    enum ft_bench_op op;
     enum ft_format format;
     enum ft_isa isa;
     uint32_t rows, threads;
     double gbs, gflops;
-    double ceiling_fraction; /* gbs / the read ceiling given */
-    double max_error; /* largest |result - reference| / largest |reference|, over a sample of outputs */
+    double ceiling_fraction; /* gbs / the read ceiling */
+    double peak_fraction; /* gflops / the f32 peak of the ISA's width; 0 = not measured. Integer kernels may
+                             pass 1 */
+    double times_one_row; /* time / time of 1 row, for the same weights; 0 = 1 row was not measured */
+    double max_error;     /* largest |result - reference| / largest |reference|, over a sample of outputs */
 };
 
-/* Read bandwidth by plain sums, best of 1 .. options->threads threads and of several access patterns. */
-int ft_bench_kernels_ceiling(const struct ft_bench_kernels_options *options, double *gbs, uint32_t *threads,
-                             struct ft_error *err);
+/* One row through nvfp4 experts in small pages and in huge pages, in turn, by one thread; the best ISA. */
+struct ft_bench_pages_result {
+    enum ft_isa isa;
+    double small_gbs, huge_gbs;
+    double small_share, huge_share; /* of the bank that really lies in huge pages; -1 = not known */
+    bool hugetlb;                   /* whether a page of the reserved pool (hugetlbfs) could be mapped */
+};
 
-/* Every (op, format, ISA, rows). `ceiling_gbs` from above. FT_LIMIT when the results do not fit into
- * `capacity`. */
-int ft_bench_kernels_run(const struct ft_bench_kernels_options *options, double ceiling_gbs,
+int ft_bench_kernels_roof(const struct ft_bench_kernels_options *options, struct ft_bench_roof *roof,
+                          struct ft_error *err);
+/* Every (op, format, ISA, rows). `roof` from above. FT_LIMIT when the results do not fit into `capacity`;
+ * FT_USAGE when a name matches nothing. */
+int ft_bench_kernels_run(const struct ft_bench_kernels_options *options, const struct ft_bench_roof *roof,
                          struct ft_bench_kernels_result *results, uint32_t capacity, uint32_t *count,
                          struct ft_error *err);
+int ft_bench_kernels_pages(const struct ft_bench_kernels_options *options,
+                           struct ft_bench_pages_result *result, struct ft_error *err);
 
 const char *ft_bench_op_name(enum ft_bench_op op); /* "expert" */
 

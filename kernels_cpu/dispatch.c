@@ -3,13 +3,31 @@
 #include "kernels_cpu/kernels_internal.h"
 
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
-static const char *const names[FT_ISA_COUNT] = {"ref", "avx2", "avx512"};
+static const char *const names[FT_ISA_COUNT] = {"ref",        "avx2",          "avx2vnni",       "avx512",
+                                                "avx512vnni", "avx2vnni-int8", "avx512vnni-int8"};
 
 const char *ft_isa_name(enum ft_isa isa)
 {
     return (unsigned)isa < FT_ISA_COUNT ? names[isa] : "?";
 }
+
+bool ft_isa_is_int8(enum ft_isa isa)
+{
+    return isa == FT_ISA_AVX2VNNI_INT8 || isa == FT_ISA_AVX512VNNI_INT8;
+}
+
+#if defined(__x86_64__)
+/* Asked of the core itself: compilers differ in whether they know the word. */
+static bool has_avx_vnni(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+#endif
 
 bool ft_isa_is_available(enum ft_isa isa)
 {
@@ -21,10 +39,17 @@ bool ft_isa_is_available(enum ft_isa isa)
         /* Every core with AVX2 has F16C; compilers differ in whether they know the word, so it is not asked.
          */
         return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case FT_ISA_AVX2VNNI:
+    case FT_ISA_AVX2VNNI_INT8:
+        return ft_isa_is_available(FT_ISA_AVX2) && has_avx_vnni();
     case FT_ISA_AVX512:
         return ft_isa_is_available(FT_ISA_AVX2) && __builtin_cpu_supports("avx512f") &&
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                __builtin_cpu_supports("avx512dq");
+    case FT_ISA_AVX512VNNI:
+    case FT_ISA_AVX512VNNI_INT8:
+        return ft_isa_is_available(FT_ISA_AVX512) && __builtin_cpu_supports("avx512vnni") &&
+               __builtin_cpu_supports("avx512vbmi");
 #endif
     default:
         return false;
@@ -35,22 +60,38 @@ static void fill(struct ft_kernels *kernels, enum ft_isa isa)
 {
     ft_kernels_fill_ref(kernels);
 #if defined(__x86_64__)
-    if (isa == FT_ISA_AVX2)
-        ft_kernels_fill_avx2(kernels);
-    if (isa == FT_ISA_AVX512)
-        ft_kernels_fill_avx512(kernels);
+    bool avx512 = isa == FT_ISA_AVX512 || isa == FT_ISA_AVX512VNNI || isa == FT_ISA_AVX512VNNI_INT8;
+    if (avx512) {
+        ft_attention_fill_avx512(kernels);
+        ft_delta_fill_avx512(kernels);
+        ft_elementwise_fill_avx512(kernels);
+    } else if (isa != FT_ISA_REF) {
+        ft_attention_fill_avx2(kernels);
+        ft_delta_fill_avx2(kernels);
+        ft_elementwise_fill_avx2(kernels);
+    }
+    static void (*const matmul_fill[FT_ISA_COUNT])(struct ft_kernels *) = {
+        [FT_ISA_AVX2] = ft_matmul_fill_avx2,
+        [FT_ISA_AVX2VNNI] = ft_matmul_fill_avxvnni,
+        [FT_ISA_AVX512] = ft_matmul_fill_avx512,
+        [FT_ISA_AVX512VNNI] = ft_matmul_fill_avx512vnni,
+        [FT_ISA_AVX2VNNI_INT8] = ft_matmul_fill_int8_avxvnni,
+        [FT_ISA_AVX512VNNI_INT8] = ft_matmul_fill_int8_avx512vnni};
+    if (matmul_fill[isa])
+        matmul_fill[isa](kernels);
 #endif
     kernels->isa = isa;
 }
 
 int ft_kernels_init(struct ft_kernels *kernels, const char *wanted, struct ft_error *err)
 {
-    char have[64] = "";
+    char have[128] = "";
     enum ft_isa best = FT_ISA_REF;
     for (enum ft_isa isa = 0; isa < FT_ISA_COUNT; isa++) {
         if (!ft_isa_is_available(isa))
             continue;
-        best = isa;
+        if (!ft_isa_is_int8(isa))
+            best = isa;
         strcat(strcat(have, have[0] ? ", " : ""), names[isa]);
         if (wanted && strcmp(wanted, names[isa]) == 0) {
             fill(kernels, isa);
@@ -65,21 +106,3 @@ int ft_kernels_init(struct ft_kernels *kernels, const char *wanted, struct ft_er
     fill(kernels, best);
     return FT_OK;
 }
-
-#if defined(__x86_64__)
-void ft_kernels_fill_avx2(struct ft_kernels *kernels)
-{
-    ft_matmul_fill_avx2(kernels);
-    ft_attention_fill_avx2(kernels);
-    ft_delta_fill_avx2(kernels);
-    ft_elementwise_fill_avx2(kernels);
-}
-
-void ft_kernels_fill_avx512(struct ft_kernels *kernels)
-{
-    ft_matmul_fill_avx512(kernels);
-    ft_attention_fill_avx512(kernels);
-    ft_delta_fill_avx512(kernels);
-    ft_elementwise_fill_avx512(kernels);
-}
-#endif

@@ -16,7 +16,17 @@
 #include "graph/matrix.h"
 #include "graph/model.h"
 
-enum ft_isa { FT_ISA_REF, FT_ISA_AVX2, FT_ISA_AVX512, FT_ISA_COUNT };
+/* In ascending order of preference; those that round activations to int8 are used only when named. */
+enum ft_isa {
+    FT_ISA_REF,
+    FT_ISA_AVX2,
+    FT_ISA_AVX2VNNI,        /* AVX2 and AVX-VNNI */
+    FT_ISA_AVX512,          /* F, BW, VL, DQ */
+    FT_ISA_AVX512VNNI,      /* with VNNI and VBMI */
+    FT_ISA_AVX2VNNI_INT8,   /* experts of packed e2m1 with int8 activations: errors of 1e-2 instead of 1e-6 */
+    FT_ISA_AVX512VNNI_INT8,
+    FT_ISA_COUNT
+};
 
 /* Rows of activations: row r is x + (index ? index[r] : r) * stride. */
 struct ft_rows {
@@ -116,11 +126,12 @@ struct ft_kernels {
     float (*dot)(const float *a, const float *b, uint32_t n);
 };
 
-/* Picks the fastest version this core has, or `wanted` (a name: "ref", "avx2", "avx512"; NULL or "" = automatic).
- * FT_UNSUPPORTED names the ISA and what the core has. */
+/* Picks the fastest version with f32 accuracy that this core has, or `wanted` (a name of ft_isa_name; NULL or "" =
+ * automatic). FT_UNSUPPORTED names the ISA and what the core has. */
 int ft_kernels_init(struct ft_kernels *kernels, const char *wanted, struct ft_error *err);
 const char *ft_isa_name(enum ft_isa isa);
 bool ft_isa_is_available(enum ft_isa isa);
+bool ft_isa_is_int8(enum ft_isa isa); /* activations of packed e2m1 are rounded to int8 */
 
 /* ---- ops that are cheap and have one version (written for the compiler to vectorise) ---- */
 

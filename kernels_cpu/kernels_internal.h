@@ -18,15 +18,16 @@ static inline const float *ft_rows_get(const struct ft_rows *rows, uint32_t r)
     return rows->x + (rows->index ? rows->index[r] : r) * rows->stride;
 }
 
-/* Each fills every function of the table. The ISA-specific ones exist only where the compiler targets x86-64.
- */
+/* Fills every function of the table. */
 void ft_kernels_fill_ref(struct ft_kernels *kernels);
-void ft_kernels_fill_avx2(struct ft_kernels *kernels);
-void ft_kernels_fill_avx512(struct ft_kernels *kernels);
 
-/* Parts of the fillers, one per file. */
+/* Parts of a table, one per file. They exist only where the compiler targets x86-64. */
 void ft_matmul_fill_avx2(struct ft_kernels *kernels);
+void ft_matmul_fill_avxvnni(struct ft_kernels *kernels);
+void ft_matmul_fill_int8_avxvnni(struct ft_kernels *kernels);
 void ft_matmul_fill_avx512(struct ft_kernels *kernels);
+void ft_matmul_fill_avx512vnni(struct ft_kernels *kernels);
+void ft_matmul_fill_int8_avx512vnni(struct ft_kernels *kernels);
 void ft_attention_fill_avx2(struct ft_kernels *kernels);
 void ft_attention_fill_avx512(struct ft_kernels *kernels);
 void ft_delta_fill_avx2(struct ft_kernels *kernels);

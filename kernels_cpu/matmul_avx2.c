@@ -1,6 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #if defined(__x86_64__)
+#define DIGITS 3
+#define OUTS 1
 #include "kernels_cpu/vec_avx2.h"
+
+#include "kernels_cpu/fixed_avx2.h"
+
+#include "kernels_cpu/fixed_avx2_madd.h"
 
 #include "kernels_cpu/matmul_body.h"
 #else

@@ -1,6 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #if defined(__x86_64__)
+#define DIGITS 3
+#define OUTS 2
 #include "kernels_cpu/vec_avx512.h"
+
+#include "kernels_cpu/fixed_avx512.h"
+
+#include "kernels_cpu/fixed_avx512_madd.h"
 
 #include "kernels_cpu/matmul_body.h"
 #else

@@ -59,6 +59,50 @@ static void sift_down(const float *logits, uint32_t *heap, uint32_t count, uint3
     }
 }
 
+typedef float quad __attribute__((vector_size(16)));
+typedef int32_t quad_bits __attribute__((vector_size(16)));
+
+static inline quad_bits load_bits(const float *at)
+{
+    quad_bits bits;
+    memcpy(&bits, at, sizeof bits);
+    return bits;
+}
+
+/* The first of the largest finite logits, or FT_NONE: 16 at a time, because greedy decoding waits for it. */
+static uint32_t find_best(const float *logits, uint32_t vocab)
+{
+    const quad_bits exponent = {0x7f800000, 0x7f800000, 0x7f800000, 0x7f800000};
+    const quad lowest = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+    quad best[4] = {lowest, lowest, lowest, lowest};
+    float max = -INFINITY;
+    uint32_t i = 0;
+    for (; i + 16 <= vocab; i += 16)
+        for (uint32_t j = 0; j < 4; j++) {
+            quad_bits bits = load_bits(logits + i + 4 * j), finite = (bits & exponent) != exponent;
+            quad value = (quad)((bits & finite) | ((quad_bits)lowest & ~finite));
+            quad_bits above = value > best[j];
+            best[j] = (quad)(((quad_bits)value & above) | ((quad_bits)best[j] & ~above));
+        }
+    for (uint32_t j = 0; j < 16; j++)
+        max = best[j / 4][j % 4] > max ? best[j / 4][j % 4] : max;
+    for (; i < vocab; i++)
+        max = isfinite(logits[i]) && logits[i] > max ? logits[i] : max;
+    if (max == -INFINITY)
+        return FT_NONE;
+    const quad wanted = {max, max, max, max};
+    for (i = 0; i + 16 <= vocab; i += 16) {
+        quad_bits same = {0};
+        for (uint32_t j = 0; j < 4; j++)
+            same |= (quad)load_bits(logits + i + 4 * j) == wanted;
+        if (same[0] | same[1] | same[2] | same[3])
+            break;
+    }
+    while (logits[i] != max)
+        i++;
+    return i;
+}
+
 /* Puts finite candidates into ids; returns their count and the best one. */
 static uint32_t collect(const float *logits, uint32_t vocab, uint32_t *ids, uint32_t *best)
 {
@@ -128,8 +172,10 @@ uint32_t ft_sample_token(float *logits, uint32_t vocab, const struct ft_sampling
     double total = 0;
     if (sampling->repetition_penalty != 1.0f && sampling->repetition_penalty > 0)
         penalise(logits, vocab, sampling->repetition_penalty, recent, recent_count, index_scratch);
+    if (!(sampling->temperature > 0))
+        return find_best(logits, vocab);
     count = collect(logits, vocab, index_scratch, &best);
-    if (best == FT_NONE || !(sampling->temperature > 0))
+    if (best == FT_NONE)
         return best;
     float max = logits[best], temperature = sampling->temperature;
     double top_p = sampling->top_p < 1.0f ? fmax((double)sampling->top_p, 0.0) : 1.0;

@@ -37,18 +37,14 @@ static inline bool ft_selects(const struct ft_cuda *c, uint32_t layer, uint32_t 
  * A row's visible tokens are cut into splits that blocks work on side by side. The cut follows from the
  * number of visible tokens alone, so that a row's sums do not depend on its company: splits of 16 tokens up
  * to 256 tokens, then 16 splits up to 1024 tokens, 64 tokens a split up to 36 splits, then 256 tokens a
- * split, at most 128 splits. The number of splits grows with the tokens; those at the end may be empty.
+ * split, at most 128 splits (graph/workspace.h, where plans count their scratch). The number of splits grows
+ * with the tokens; those at the end may be empty.
  */
-#define FT_ATTENTION_TILE 64u
-#define FT_ATTENTION_SPLITS_MAX 128u
+#define FT_ATTENTION_TILE FT_GPU_ATTENTION_TILE
+#define FT_ATTENTION_SPLITS_MAX FT_GPU_ATTENTION_SPLITS_MAX
 static __host__ __device__ inline uint32_t ft_attention_splits(uint32_t tokens)
 {
-    uint32_t few = (tokens + 15) / 16, some = (tokens + 63) / 64, many = (tokens + 255) / 256;
-    if (few <= 16)
-        return few ? few : 1;
-    if (many > 36)
-        return many < FT_ATTENTION_SPLITS_MAX ? many : FT_ATTENTION_SPLITS_MAX;
-    return some < 16 ? 16 : some < 36 ? some : 36;
+    return ft_gpu_attention_splits(tokens);
 }
 /* Tokens of a split: whole rows of 16 up to a tile, then whole tiles. */
 static __host__ __device__ inline uint32_t ft_attention_share(uint32_t tokens, uint32_t splits)
@@ -65,12 +61,7 @@ static __host__ __device__ inline uint32_t ft_attention_share(uint32_t tokens, u
  */
 static inline uint64_t ft_attention_scratch(const struct ft_model *m, uint32_t rows, uint32_t tokens_max)
 {
-    uint64_t r = rows < FT_CUDA_DECODE_ROWS ? rows : FT_CUDA_DECODE_ROWS;
-    uint64_t splits = ft_attention_splits(tokens_max);
-    uint64_t partials = splits > 1 ? r * m->head_count * splits * (m->head_dim + 2) * 4 : 0;
-    uint64_t blocks = m->indexer_ratio ? tokens_max / m->indexer_ratio : 0;
-    uint64_t scores = rows > r && blocks ? 264 * blocks * 4 : r * blocks * 4;
-    return ft_round_up(partials > scores ? partials : scores, 256);
+    return ft_workspace_gpu_attention_bytes(m, rows, tokens_max);
 }
 
 /* Everything that both forms of attention read. */

@@ -64,6 +64,11 @@ static inline int ft_launch_next(void (*kernel)(P...), dim3 grid, dim3 block, si
 {
     cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t config = {};
+    /* A multiprocessor divides its memory anew only when it is empty: all kernels of a chain ask for the same. */
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                             (int)cudaSharedmemCarveoutMaxShared);
+    if (error != cudaSuccess)
+        return (int)error;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = grid;

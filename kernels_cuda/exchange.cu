@@ -38,7 +38,7 @@ static __device__ bool has_pairs_on_cpu(const uint32_t *on_cpu, uint32_t pairs, 
         *any = 0;
     __syncthreads();
     for (uint32_t p = threadIdx.x; p < pairs; p += blockDim.x)
-        if (on_cpu[p])
+        if (__ldcg(on_cpu + p))
             *any = 1; /* all writers write the same */
     __syncthreads();
     return *any != 0;
@@ -78,6 +78,7 @@ static __global__ void wait_fetched_kernel(struct wait_args a)
     FT_SHARED(uint32_t, word, 2);
     FT_SHARED(struct ft_grouping, grouping, 1);
     const struct ft_cuda_exchange *x = &a.exchange;
+    ft_wait_previous();
     if (threadIdx.x == 0 && a.begin_stamp)
         *a.begin_stamp = ft_global_timer();
     if (has_pairs_on_cpu(x->on_cpu, a.group.pairs, word)) {
@@ -94,6 +95,7 @@ static __global__ void wait_fetched_kernel(struct wait_args a)
         *x->fetched_list.group_count = 0;
         x->fetched_list.pair_begin[0] = 0;
     }
+    ft_begin_next(); /* not before: blocks beside this one would keep the kernels of the copy stream waiting */
     if (threadIdx.x == 0 && a.end_stamp)
         *a.end_stamp = ft_global_timer();
 }
@@ -101,11 +103,103 @@ static __global__ void wait_fetched_kernel(struct wait_args a)
 static __global__ void wait_computed_kernel(struct wait_args a)
 {
     FT_SHARED(uint32_t, word, 1);
+    ft_wait_previous();
     if (threadIdx.x == 0 && a.begin_stamp)
         *a.begin_stamp = ft_global_timer();
     bool any = has_pairs_on_cpu(a.exchange.on_cpu, a.group.pairs, word);
     if (threadIdx.x == 0 && any)
         wait_for(a.exchange.computed + (uint64_t)a.layer * FT_CUDA_FLAG_STRIDE, a.exchange.abort, *a.epoch);
+    __syncthreads();
+    ft_begin_next();
+}
+
+/* ---- waits of a step of one row ----
+ *
+ * Two warps. The first does everything while the kernel in front still runs: on_cpu was there when this one began,
+ * and nothing that the kernel in front reads or writes is touched (expert_args.cuh). The second waits for that
+ * kernel's end, which is when the waiting begins that the stamps tell of.
+ */
+#define ONE_ROW_THREADS 64
+#define ONE_ROW_TOPK 32u
+
+/* True in the second warp, which has nothing else to do. */
+static __device__ __forceinline__ bool stamp_beside(uint64_t *stamp)
+{
+    if (threadIdx.x < 32)
+        return false;
+    ft_wait_previous();
+    if (threadIdx.x == 32 && stamp)
+        *stamp = ft_global_timer();
+    return true;
+}
+
+/* First warp: whether any pair waits for the host. */
+static __device__ __forceinline__ bool has_pair_on_cpu(const uint32_t *on_cpu, uint32_t pairs)
+{
+    return __any_sync(0xffffffffu, threadIdx.x < pairs && __ldcg(on_cpu + threadIdx.x) != 0);
+}
+
+/* First warp: as apply_moves; the first 32 are read together with their count. */
+static __device__ void apply_moves_of_row(const struct wait_args *a, bool answered)
+{
+    const struct ft_cuda_exchange *x = &a->exchange;
+    const uint4 *moves = (const uint4 *)(x->moves + (uint64_t)a->layer * x->moves_max);
+    uint32_t lane = threadIdx.x, count = 0;
+    uint4 held = make_uint4(0, 0, 0, 0);
+    if (answered) {
+        count = lane == 0 ? __ldcv(x->move_count + a->layer) : 0;
+        held = lane < x->moves_max ? __ldcv(moves + lane) : held;
+    }
+    count = min(__shfl_sync(0xffffffffu, count, 0), x->moves_max);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t from = i % 32;
+        if (i && !from)
+            held = i + lane < count ? __ldcv(moves + i + lane) : held;
+        uint32_t layer = __shfl_sync(0xffffffffu, held.x, (int)from);
+        uint32_t expert = __shfl_sync(0xffffffffu, held.y, (int)from);
+        uint32_t slot = __shfl_sync(0xffffffffu, held.z, (int)from);
+        uint32_t victim = __shfl_sync(0xffffffffu, held.w, (int)from);
+        if (lane)
+            continue;
+        if (victim != FT_NONE)
+            x->slot_of[victim] = FT_NONE;
+        x->slot_of[(uint64_t)layer * a->group.experts + expert] = slot;
+    }
+    __syncwarp();
+}
+
+static __global__ void wait_fetched_row_kernel(struct wait_args a)
+{
+    const struct ft_cuda_exchange *x = &a.exchange;
+    uint32_t lane = threadIdx.x, answered = 0, epoch = *a.epoch;
+    if (stamp_beside(a.begin_stamp))
+        return;
+    if (has_pair_on_cpu(x->on_cpu, a.group.pairs)) {
+        if (lane == 0)
+            answered = wait_for(x->fetched + (uint64_t)a.layer * FT_CUDA_FLAG_STRIDE, x->abort, epoch);
+        apply_moves_of_row(&a, __shfl_sync(0xffffffffu, answered, 0) != 0);
+        bool listed = lane < a.group.pairs;
+        ft_group_one_row(&a.group, listed ? __ldcg(a.group.ids + lane) : 0, listed);
+    } else if (lane == 0) {
+        *x->fetched_list.group_count = 0;
+        x->fetched_list.pair_begin[0] = 0;
+    }
+    ft_wait_previous();
+    ft_begin_next(); /* not before: blocks beside this one would keep the kernels of the copy stream waiting */
+    if (lane == 0 && a.end_stamp)
+        *a.end_stamp = ft_global_timer();
+}
+
+static __global__ void wait_computed_row_kernel(struct wait_args a)
+{
+    uint32_t epoch = *a.epoch;
+    if (stamp_beside(a.begin_stamp))
+        return;
+    if (has_pair_on_cpu(a.exchange.on_cpu, a.group.pairs) && threadIdx.x == 0)
+        wait_for(a.exchange.computed + (uint64_t)a.layer * FT_CUDA_FLAG_STRIDE, a.exchange.abort, epoch);
+    __syncwarp();
+    ft_wait_previous();
+    ft_begin_next();
 }
 
 static struct wait_args wait_args_of(const struct ft_cuda *c, uint32_t layer, enum ft_cuda_stamp begin)
@@ -120,32 +214,42 @@ static struct wait_args wait_args_of(const struct ft_cuda *c, uint32_t layer, en
     return a;
 }
 
+/* A row whose list is no longer than a warp. */
+static bool is_one_row(const struct ft_cuda *c)
+{
+    return c->step.rows == 1 && c->model->topk <= ONE_ROW_TOPK;
+}
+
 extern "C" int ft_cuda_wait_fetched(const struct ft_cuda *c, uint32_t layer, void *stream)
 {
     struct wait_args a = wait_args_of(c, layer, FT_CUDA_STAMP_WAIT_FETCHED);
-    return FT_LAUNCH(wait_fetched_kernel, dim3(1), dim3(WAIT_THREADS), 0, stream, a);
+    if (is_one_row(c))
+        return FT_LAUNCH_NEXT(wait_fetched_row_kernel, dim3(1), dim3(ONE_ROW_THREADS), 0, stream, a);
+    return FT_LAUNCH_NEXT(wait_fetched_kernel, dim3(1), dim3(WAIT_THREADS), 0, stream, a);
 }
 
 extern "C" int ft_cuda_wait_computed(const struct ft_cuda *c, uint32_t layer, void *stream)
 {
     struct wait_args a = wait_args_of(c, layer, FT_CUDA_STAMP_WAIT_COMPUTED);
-    return FT_LAUNCH(wait_computed_kernel, dim3(1), dim3(32), 0, stream, a);
+    if (is_one_row(c))
+        return FT_LAUNCH_NEXT(wait_computed_row_kernel, dim3(1), dim3(ONE_ROW_THREADS), 0, stream, a);
+    return FT_LAUNCH_NEXT(wait_computed_kernel, dim3(1), dim3(32), 0, stream, a);
 }
 
 /* ---- end of a step ---- */
 
 static __global__ void end_kernel(uint32_t *done, const uint32_t *epoch, uint64_t *stamp)
 {
+    ft_wait_previous();
     if (stamp)
         *stamp = ft_global_timer();
-    __threadfence_system();
     ft_store_release_system(done, *epoch); /* pairs with the driver's acquire load */
 }
 
 extern "C" int ft_cuda_end(const struct ft_cuda *c, void *stream)
 {
     uint64_t *stamp = ft_cuda_stamp_of(c, c->model->layer_count, FT_CUDA_STAMP_END);
-    return FT_LAUNCH(end_kernel, dim3(1), dim3(1), 0, stream, c->exchange.done, c->step.epoch, stamp);
+    return FT_LAUNCH_NEXT(end_kernel, dim3(1), dim3(1), 0, stream, c->exchange.done, c->step.epoch, stamp);
 }
 
 /* ---- gather ---- */

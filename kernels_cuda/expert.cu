@@ -3,9 +3,10 @@
  * Experts of a decode step: few rows per expert, so the weights are what moves, and each is read once for its
  * rows.
  *
- * Two kernels. Up: a block computes 16 hidden units of one expert, four warps the gate and four the up
- * projection, each a quarter of the columns. Down: a warp computes 16 outputs. Blocks of groups that do not
- * exist end after one read.
+ * Two kernels. Up: a block computes 16 hidden units of one expert, each warp half of the columns of 8; the upper
+ * half of its tile are rows of the gate, the lower half those of the up projection. Down: a warp computes 16
+ * outputs. Blocks of groups that do not exist end after one read. Weights are asked for before the activations
+ * are looked at; the down kernel's before the up kernel has ended.
  *
  * The matrix units multiply: A = 16 weight rows, decoded to bf16, which is exact (expert_weights.cuh); B =
  * activations, each the exact sum of three bf16 pieces that take a column each, so up to 2 rows fit the
@@ -20,9 +21,14 @@
 #include "kernels_cuda/rows_dot.cuh"
 
 #define TILE 16u /* weight rows of a warp's tile */
-#define UP_THREADS 256u
-#define UP_PARTS 4u /* warps that share a projection's columns */
+#define UP_THREADS 128u
+#define UP_PARTS 2u /* warps that share a tile's columns */
+#define UP_TILES 2u /* of a block */
+#define UP_UNITS (TILE / 2 * UP_TILES)
+#define UP_BLOCKS 5 /* that a multiprocessor holds at once: 96 registers a thread */
 #define DOWN_THREADS 128u
+#define DOWN_BLOCKS 5
+#define SHARED_OUTS 4 /* of the shared expert, per warp: all blocks of the main model fit at once */
 #define DOWN_WARPS (DOWN_THREADS / 32)
 #define FLIGHT 5u       /* units whose loads are under way per warp */
 #define ROWS_AT_ONCE 5u /* 15 pieces in two tiles of 8 */
@@ -55,13 +61,13 @@ static __device__ void stage(uint32_t *pieces, const float *from, const uint32_t
         if (k < in) {
             const float *source = from + (uint64_t)(index ? index[first + row] : first + row) * in + k;
             if ((in & 3) == 0) {
-                float4 low = ((const float4 *)source)[0];
-                float4 high = k + 4 < in ? ((const float4 *)source)[1] : make_float4(0, 0, 0, 0);
+                float4 low = __ldcg((const float4 *)source);
+                float4 high = k + 4 < in ? __ldcg((const float4 *)source + 1) : make_float4(0, 0, 0, 0);
                 v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
                 v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
             } else {
                 for (uint32_t j = 0; j < 8; j++)
-                    v[j] = k + j < in ? source[j] : 0.0f;
+                    v[j] = k + j < in ? __ldcg(source + j) : 0.0f;
             }
         }
         uint32_t out[3][4];
@@ -84,50 +90,76 @@ static __device__ void stage(uint32_t *pieces, const float *from, const uint32_t
 
 /* ---- a warp's tile ---- */
 
-/* sum[c] += weight rows row0 .. row0 + 15 times the pieces, over units [begin, end); fragments of
- * ft_mma_bf16. */
+/* Where the two halves of a warp's 16 weight rows lie: row g and row g + 8 of lane 4 g + t. */
+struct tile_rows {
+    struct ft_expert_matrix m[2];
+    uint32_t row[2];
+};
+
+/* Asks for unit `unit` of both rows; from `end` on it is zero and unread. */
+template <int kind>
+static __device__ __forceinline__ void ask_unit(struct ft_expert_raw raw[2], const struct ft_expert_layout *layout,
+                                                const struct tile_rows *w, uint32_t unit, uint32_t end)
+{
+    uint32_t k = unit < end ? (unit * 4 + (threadIdx.x & 3)) * ft_expert_run<kind>() : w->m[0].in;
+#pragma unroll
+    for (uint32_t half = 0; half < 2; half++)
+        raw[half] = ft_expert_load<kind>(layout, &w->m[half], w->row[half], k);
+}
+/* Asks for the first FLIGHT units from `begin`. */
+template <int kind>
+static __device__ __forceinline__ void ask(struct ft_expert_raw raw[FLIGHT][2],
+                                           const struct ft_expert_layout *layout, const struct tile_rows *w,
+                                           uint32_t begin, uint32_t end)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < FLIGHT; i++)
+        ask_unit<kind>(raw[i], layout, w, begin + i, end);
+}
+
+/* Pairs of both halves of part `part` times the pieces in `column`, added to `unit`. */
+template <int kind, int tiles>
+static __device__ __forceinline__ void multiply_part(float unit[tiles][4], const struct ft_expert_raw raw[2],
+                                                     uint32_t part, const uint32_t *const column[tiles],
+                                                     uint32_t at)
+{
+    uint32_t a[2][4];
+    ft_expert_pairs<kind>(&raw[0], part, a[0]);
+    ft_expert_pairs<kind>(&raw[1], part, a[1]);
+    uint32_t front[4] = {a[0][0], a[1][0], a[0][1], a[1][1]};
+    uint32_t back[4] = {a[0][2], a[1][2], a[0][3], a[1][3]};
+#pragma unroll
+    for (int c = 0; c < tiles; c++) {
+        uint4 b = *(const uint4 *)(column[c] + at);
+        uint32_t b_front[2] = {b.x, b.y}, b_back[2] = {b.z, b.w};
+        ft_mma_bf16(unit[c], front, b_front);
+        ft_mma_bf16(unit[c], back, b_back);
+    }
+}
+
+/* sum[c] += the tile's rows times the pieces, over units [begin, end); fragments of ft_mma_bf16. `raw` holds
+ * the first FLIGHT units already. */
 template <int kind, int tiles>
 static __device__ __forceinline__ void
-multiply(float sum[tiles][4], const struct ft_expert_layout *layout, const struct ft_expert_matrix *m,
-         uint32_t row0, uint32_t begin, uint32_t end, const uint32_t *pieces, uint32_t columns)
+multiply(float sum[tiles][4], struct ft_expert_raw raw[FLIGHT][2], const struct ft_expert_layout *layout,
+         const struct tile_rows *w, uint32_t begin, uint32_t end, const uint32_t *pieces, uint32_t columns)
 {
     constexpr uint32_t run = ft_expert_run<kind>(), parts = run / 8;
-    uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, words = column_words(m->in, run);
-    uint32_t top = min(row0 + g, m->out - 1), low = min(row0 + g + 8, m->out - 1);
+    uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, words = column_words(w->m[0].in, run);
     const uint32_t *column[tiles];
 #pragma unroll
     for (int c = 0; c < tiles;
          c++) /* columns that do not exist read the last one: their sums are not looked at */
         column[c] = pieces + min(c * 8 + g, columns - 1) * words + t * 4;
-    for (uint32_t first = begin; first < end; first += FLIGHT) {
-        struct ft_expert_raw raw[FLIGHT][2];
-#pragma unroll
-        for (uint32_t i = 0; i < FLIGHT; i++) {
-            uint32_t k =
-                first + i < end ? ((first + i) * 4 + t) * run : m->in; /* behind the row: zero, unread */
-            raw[i][0] = ft_expert_load<kind>(layout, m, top, k);
-            raw[i][1] = ft_expert_load<kind>(layout, m, low, k);
-        }
+    for (uint32_t first = begin; first < end;) {
 #pragma unroll
         for (uint32_t i = 0; i < FLIGHT; i++) {
             if (first + i >= end)
                 break;
             float unit[tiles][4] = {};
 #pragma unroll
-            for (uint32_t part = 0; part < parts; part++) {
-                uint32_t a[2][4];
-                ft_expert_pairs<kind>(&raw[i][0], part, a[0]);
-                ft_expert_pairs<kind>(&raw[i][1], part, a[1]);
-                uint32_t front[4] = {a[0][0], a[1][0], a[0][1], a[1][1]};
-                uint32_t back[4] = {a[0][2], a[1][2], a[0][3], a[1][3]};
-#pragma unroll
-                for (int c = 0; c < tiles; c++) {
-                    uint4 b = *(const uint4 *)(column[c] + ((first + i) * parts + part) * 16);
-                    uint32_t b_front[2] = {b.x, b.y}, b_back[2] = {b.z, b.w};
-                    ft_mma_bf16(unit[c], front, b_front);
-                    ft_mma_bf16(unit[c], back, b_back);
-                }
-            }
+            for (uint32_t part = 0; part < parts; part++)
+                multiply_part<kind, tiles>(unit, raw[i], part, column, ((first + i) * parts + part) * 16);
             float scale[2] = {1.0f, 1.0f};
             if (kind == FT_EXPERT_FP8) { /* one block per unit: lane t 0 always lies inside the row */
                 scale[0] = __uint_as_float(__shfl_sync(0xffffffffu, raw[i][0].scale, (int)(lane & ~3u)));
@@ -139,7 +171,10 @@ multiply(float sum[tiles][4], const struct ft_expert_layout *layout, const struc
                 for (int j = 0; j < 4; j++)
                     sum[c][j] = kind == FT_EXPERT_FP8 ? fmaf(unit[c][j], scale[j >> 1], sum[c][j])
                                                       : sum[c][j] + unit[c][j];
+            if (first + i + FLIGHT < end)
+                ask_unit<kind>(raw[i], layout, w, first + i + FLIGHT, end);
         }
+        first += FLIGHT;
     }
 }
 
@@ -161,62 +196,87 @@ static __device__ __forceinline__ float take_sum(const float *put, uint32_t i, u
     return from[2] + from[1] + from[0];
 }
 
-/* The rows of group `group` of the list: [begin, end) of its pairs; false: no such group. */
-static __device__ __forceinline__ bool find_group(const struct ft_cuda_list *list, uint32_t group,
-                                                  uint32_t *begin, uint32_t *end)
+/* The rows of group `group` of the list: [begin, end) of its pairs; false: no such group. A list of one row has
+ * one pair a group. The address comes with the count, not behind it. */
+static __device__ __forceinline__ bool find_group(const struct ft_expert_args *a, uint32_t group,
+                                                  uint32_t *begin, uint32_t *end, const char **blob)
 {
-    if (group >= __ldg(list->group_count))
+    uint32_t count = __ldcg(a->list.group_count);
+    *begin = group;
+    *end = group + 1;
+    *blob = group < a->list.groups_max ? (const char *)__ldcg((const unsigned long long *)(a->list.blob + group)) : NULL;
+    if (group >= count)
         return false;
-    *begin = list->pair_begin[group];
-    *end = list->pair_begin[group + 1];
+    if (!a->one_row) {
+        *begin = __ldcg(a->list.pair_begin + group);
+        *end = __ldcg(a->list.pair_begin + group + 1);
+    }
     return true;
 }
 
+/* A block's results: hidden units unit0 .. unit0 + 7 of `rows` pairs from `first` on. */
+template <int tiles>
+static __device__ __forceinline__ void finish_up(const struct ft_expert_args *a, const float *put,
+                                                 const char *blob, uint32_t unit0, uint32_t first,
+                                                 uint32_t rows, float gate_factor, float up_factor)
+{
+    for (uint32_t i = threadIdx.x; i < UP_UNITS * rows; i += UP_THREADS) {
+        uint32_t r = i / UP_UNITS, unit = unit0 + i % UP_UNITS, at = i % (TILE / 2);
+        const float *from = put + i % UP_UNITS / (TILE / 2) * UP_PARTS * (TILE * 8 * tiles);
+        float value[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (uint32_t w = 0; w < UP_PARTS; w++)
+#pragma unroll
+            for (uint32_t half = 0; half < 2; half++)
+                value[half] += take_sum<tiles>(from + w * (TILE * 8 * tiles), at + half * (TILE / 2), r);
+        if (unit >= a->layout.width)
+            continue;
+        const float *gate_bias = ft_expert_bias(&a->layout, blob, 0),
+                    *up_bias = ft_expert_bias(&a->layout, blob, 1);
+        float gate = fmaf(value[0], gate_factor, gate_bias ? gate_bias[unit] : 0.0f);
+        float up = fmaf(value[1], up_factor, up_bias ? up_bias[unit] : 0.0f);
+        a->h[(uint64_t)(first + r) * a->layout.width + unit] = ft_expert_activate(&a->layout, gate, up);
+    }
+}
+
 template <int kind, int tiles>
-static __global__ void __launch_bounds__(UP_THREADS, 2)
+static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS)
     up_kernel(struct ft_expert_args a, uint32_t rows_at_once)
 {
     FT_SHARED_DYNAMIC(uint32_t, pieces);
-    FT_SHARED(float, put, 2 * UP_PARTS * TILE * 8 * tiles);
+    FT_SHARED(float, put, UP_TILES *UP_PARTS *TILE * 8 * tiles);
+    constexpr uint32_t run = ft_expert_run<kind>();
+    uint32_t begin, end, warp = threadIdx.x >> 5, part = warp % UP_PARTS, unit0 = blockIdx.x * UP_UNITS;
+    const char *blob;
+    if (a.one_row) /* x was there before the kernel in front began (expert_args.cuh) */
+        stage<kind>(pieces, a.x, NULL, 0, 1, a.layout.hidden);
+    ft_wait_previous();
+    ft_begin_next();
     if (a.stamp && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
         *a.stamp = ft_global_timer();
-    uint32_t begin, end, warp = threadIdx.x >> 5, row0 = blockIdx.x * TILE;
-    if (!find_group(&a.list, blockIdx.y, &begin, &end))
+    if (!find_group(&a, blockIdx.y, &begin, &end, &blob))
         return;
-    const char *blob = a.list.blob[blockIdx.y];
-    struct ft_expert_matrix m = ft_expert_matrix_of<kind>(&a.layout, blob, warp >= UP_PARTS);
-    uint32_t units = (m.in + 4 * ft_expert_run<kind>() - 1) / (4 * ft_expert_run<kind>()),
-             part = warp % UP_PARTS;
-    uint32_t share = (units + UP_PARTS - 1) / UP_PARTS;
+    struct ft_expert_raw raw[FLIGHT][2];
+    struct tile_rows w;
+    w.m[0] = ft_expert_matrix_of<kind>(&a.layout, blob, 0);
+    w.m[1] = ft_expert_matrix_of<kind>(&a.layout, blob, 1);
+    w.row[0] = w.row[1] =
+        min(unit0 + warp / UP_PARTS * (TILE / 2) + (threadIdx.x >> 2 & 7), a.layout.width - 1);
+    uint32_t units = (a.layout.hidden + 4 * run - 1) / (4 * run), share = (units + UP_PARTS - 1) / UP_PARTS;
+    uint32_t unit_begin = part * share, unit_end = min(part * share + share, units);
     for (uint32_t first = begin; first < end; first += rows_at_once) {
         uint32_t rows = min(end - first, rows_at_once);
-        __syncthreads(); /* the pass before has read its sums */
-        stage<kind>(pieces, a.x, a.list.pair_row, first, rows, m.in);
+        ask<kind>(raw, &a.layout, &w, unit_begin, unit_end);
+        if (!a.one_row) {
+            __syncthreads(); /* the pass before has read its pieces */
+            stage<kind>(pieces, a.x, a.list.pair_row, first, rows, a.layout.hidden);
+        }
         __syncthreads();
         float sum[tiles][4] = {};
-        multiply<kind, tiles>(sum, &a.layout, &m, row0, part * share, min(part * share + share, units),
-                              pieces, rows * 3);
-        float *mine = put + warp * (TILE * 8 * tiles);
-#pragma unroll
-        for (int c = 0; c < tiles; c++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                sum[c][j] *= m.factor;
-        put_sums<tiles>(mine, sum);
-        __syncthreads();
-        for (uint32_t i = threadIdx.x; i < TILE * rows; i += UP_THREADS) {
-            uint32_t r = i / TILE, unit = row0 + i % TILE;
-            float value[2] = {0.0f, 0.0f};
-            for (uint32_t w = 0; w < 2 * UP_PARTS; w++)
-                value[w / UP_PARTS] += take_sum<tiles>(put + w * (TILE * 8 * tiles), i % TILE, r);
-            if (unit >= a.layout.width)
-                continue;
-            const float *gate_bias = ft_expert_bias(&a.layout, blob, 0),
-                        *up_bias = ft_expert_bias(&a.layout, blob, 1);
-            float gate = value[0] + (gate_bias ? gate_bias[unit] : 0.0f);
-            float up = value[1] + (up_bias ? up_bias[unit] : 0.0f);
-            a.h[(uint64_t)(first + r) * a.layout.width + unit] = ft_expert_activate(&a.layout, gate, up);
-        }
+        multiply<kind, tiles>(sum, raw, &a.layout, &w, unit_begin, unit_end, pieces, rows * 3);
+        put_sums<tiles>(put + warp * (TILE * 8 * tiles), sum);
+        __syncthreads(); /* the next pass writes `put` behind two more barriers */
+        finish_up<tiles>(&a, put, blob, unit0, first, rows, w.m[0].factor, w.m[1].factor);
     }
 }
 
@@ -229,73 +289,92 @@ struct shared_args {
     uint32_t hidden, blocks; /* blocks of the grid in front of the experts'; 0: no shared expert */
 };
 
-/* Two outputs per warp, all rows, eight at a time. */
+/* SHARED_OUTS outputs per warp, all rows, four at a time. shared_h was there before the kernel in front began. */
 static __device__ void shared_down(const struct shared_args *s)
 {
-    uint32_t lane = threadIdx.x & 31, row[2];
-    uint32_t first = (blockIdx.x * DOWN_WARPS + (threadIdx.x >> 5)) * 2;
-    const struct ft_matrix *w[2] = {&s->down, &s->down};
+    uint32_t lane = threadIdx.x & 31, row[SHARED_OUTS];
+    uint32_t first = (blockIdx.x * DOWN_WARPS + (threadIdx.x >> 5)) * SHARED_OUTS;
+    const struct ft_matrix *w[SHARED_OUTS];
     if (first >= s->hidden)
         return;
-    row[0] = first;
-    row[1] = min(first + 1, s->hidden - 1);
-    for (uint32_t at = 0; at < s->h.rows;) {
+#pragma unroll
+    for (uint32_t o = 0; o < SHARED_OUTS; o++) {
+        w[o] = &s->down;
+        row[o] = min(first + o, s->hidden - 1);
+    }
+    for (uint32_t at = 0; at < s->h.rows; at += 4) {
         struct ft_rows_x h = s->h;
         h.x += at * h.stride;
         h.rows -= at;
-        float sum[2][4];
+        float sum[SHARED_OUTS][4];
         if (h.rows == 1) {
-            float one[2][1];
-            ft_rows_dot<1, 2>(one, w, row, &h);
-            sum[0][0] = one[0][0];
-            sum[1][0] = one[1][0];
+            float one[SHARED_OUTS][1];
+            ft_rows_dot<1, SHARED_OUTS, 3>(one, w, row, &h, [] {});
+#pragma unroll
+            for (uint32_t o = 0; o < SHARED_OUTS; o++)
+                sum[o][0] = one[o][0];
         } else {
-            ft_rows_dot<4, 2>(sum, w, row, &h);
+            ft_rows_dot<4, SHARED_OUTS, 1>(sum, w, row, &h, [] {});
         }
 #pragma unroll
-        for (uint32_t r = 0; r < 4; r++)
-            if (lane < 2 && r < h.rows && first + lane < s->hidden)
-                s->y[(uint64_t)(at + r) * s->hidden + first + lane] = lane ? sum[1][r] : sum[0][r];
-        at += 4;
+        for (uint32_t o = 0; o < SHARED_OUTS; o++)
+#pragma unroll
+            for (uint32_t r = 0; r < 4; r++)
+                if (lane == o && r < h.rows && first + o < s->hidden)
+                    s->y[(uint64_t)(at + r) * s->hidden + first + o] = sum[o][r];
     }
 }
 
 template <int kind, int tiles>
-static __global__ void __launch_bounds__(DOWN_THREADS, 4)
+static __global__ void __launch_bounds__(DOWN_THREADS, DOWN_BLOCKS)
     down_kernel(struct ft_expert_args a, struct shared_args s, uint32_t blocks_per_group,
                 uint32_t rows_at_once)
 {
     FT_SHARED_DYNAMIC(uint32_t, pieces);
     FT_SHARED(float, put, DOWN_WARPS *TILE * 8 * tiles);
+    constexpr uint32_t run = ft_expert_run<kind>();
+    uint32_t block = blockIdx.x - s.blocks, begin, end, warp = threadIdx.x >> 5;
+    const char *blob;
+    ft_begin_next();
     if (blockIdx.x < s.blocks) {
         shared_down(&s);
+        ft_wait_previous(); /* no block ends before everything in front of it: the kernels behind count on it */
         return;
     }
-    uint32_t block = blockIdx.x - s.blocks, group = block / blocks_per_group, begin, end,
-             warp = threadIdx.x >> 5;
-    if (!find_group(&a.list, group, &begin, &end))
+    uint32_t group = block / blocks_per_group;
+    if (!find_group(&a, group, &begin, &end, &blob)) { /* the list was there before the kernel in front began */
+        ft_wait_previous();
         return;
-    const char *blob = a.list.blob[group];
-    struct ft_expert_matrix m = ft_expert_matrix_of<kind>(&a.layout, blob, 2);
+    }
+    struct ft_expert_raw raw[FLIGHT][2];
+    struct tile_rows w;
+    uint32_t units = (a.layout.width + 4 * run - 1) / (4 * run), lane = threadIdx.x & 31;
+    uint32_t row0 = (block % blocks_per_group * DOWN_WARPS + warp) * TILE;
+    w.m[0] = w.m[1] = ft_expert_matrix_of<kind>(&a.layout, blob, 2);
+    w.row[0] = min(row0 + (lane >> 2), a.layout.hidden - 1);
+    w.row[1] = min(row0 + (lane >> 2) + 8, a.layout.hidden - 1);
     const float *bias = ft_expert_bias(&a.layout, blob, 2);
-    uint32_t units = (m.in + 4 * ft_expert_run<kind>() - 1) / (4 * ft_expert_run<kind>());
-    uint32_t row0 = (block % blocks_per_group * DOWN_WARPS + warp) * TILE, lane = threadIdx.x & 31;
     for (uint32_t first = begin; first < end; first += rows_at_once) {
         uint32_t rows = min(end - first, rows_at_once);
-        __syncthreads();
-        stage<kind>(pieces, a.h, NULL, first, rows, m.in);
+        ask<kind>(raw, &a.layout, &w, 0, units);
+        if (first == begin)
+            ft_wait_previous();
+        else
+            __syncthreads(); /* the pass before has read its pieces */
+        stage<kind>(pieces, a.h, NULL, first, rows, a.layout.width);
         __syncthreads();
         float sum[tiles][4] = {};
-        multiply<kind, tiles>(sum, &a.layout, &m, row0, 0, units, pieces, rows * 3);
+        multiply<kind, tiles>(sum, raw, &a.layout, &w, 0, units, pieces, rows * 3);
         float *mine = put + warp * (TILE * 8 * tiles);
         put_sums<tiles>(mine, sum);
         __syncwarp();
         for (uint32_t i = lane; i < TILE * rows; i += 32) {
             uint32_t r = i / TILE, out = row0 + i % TILE;
-            if (out < m.out)
-                a.y[(uint64_t)a.list.pair_out[first + r] * m.out + out] =
-                    fmaf(take_sum<tiles>(mine, i % TILE, r), m.factor, bias ? bias[out] : 0.0f);
+            if (out < a.layout.hidden)
+                a.y[(uint64_t)__ldcg(a.list.pair_out + first + r) * a.layout.hidden + out] =
+                    fmaf(take_sum<tiles>(mine, i % TILE, r), w.m[0].factor, bias ? bias[out] : 0.0f);
         }
+        __syncwarp();
     }
 }
 
@@ -311,12 +390,14 @@ static __device__ float slow_dot(const struct ft_matrix *w, uint32_t row, const 
 
 static __global__ void slow_up_kernel(struct ft_expert_args a)
 {
+    uint32_t begin, end, unit = blockIdx.x * DOWN_WARPS + (threadIdx.x >> 5);
+    const char *blob;
+    ft_wait_previous();
+    ft_begin_next();
     if (a.stamp && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
         *a.stamp = ft_global_timer();
-    uint32_t begin, end, unit = blockIdx.x * DOWN_WARPS + (threadIdx.x >> 5);
-    if (!find_group(&a.list, blockIdx.y, &begin, &end) || unit >= a.layout.width)
+    if (!find_group(&a, blockIdx.y, &begin, &end, &blob) || unit >= a.layout.width)
         return;
-    const char *blob = a.list.blob[blockIdx.y];
     struct ft_matrix gate_w = ft_expert_view_device(&a.layout, blob, 0),
                      up_w = ft_expert_view_device(&a.layout, blob, 1);
     const float *gate_bias = ft_expert_bias(&a.layout, blob, 0),
@@ -333,16 +414,19 @@ static __global__ void slow_up_kernel(struct ft_expert_args a)
 static __global__ void slow_down_kernel(struct ft_expert_args a, struct shared_args s,
                                         uint32_t blocks_per_group)
 {
+    ft_begin_next();
+    ft_wait_previous();
     if (blockIdx.x < s.blocks) {
         shared_down(&s);
         return;
     }
     uint32_t block = blockIdx.x - s.blocks, group = block / blocks_per_group, begin, end;
     uint32_t out = block % blocks_per_group * DOWN_WARPS + (threadIdx.x >> 5);
-    if (!find_group(&a.list, group, &begin, &end) || out >= a.layout.hidden)
+    const char *blob;
+    if (!find_group(&a, group, &begin, &end, &blob) || out >= a.layout.hidden)
         return;
-    struct ft_matrix w = ft_expert_view_device(&a.layout, a.list.blob[group], 2);
-    const float *bias = ft_expert_bias(&a.layout, a.list.blob[group], 2);
+    struct ft_matrix w = ft_expert_view_device(&a.layout, blob, 2);
+    const float *bias = ft_expert_bias(&a.layout, blob, 2);
     for (uint32_t p = begin; p < end; p++) {
         float y = slow_dot(&w, out, a.h + (uint64_t)p * w.in) + (bias ? bias[out] : 0.0f);
         if ((threadIdx.x & 31) == 0)
@@ -379,11 +463,11 @@ static int launch_fast(const struct ft_expert_args *a, const struct shared_args 
     if (!error && down_shared > SHARED_PREFERRED)
         error = FT_SHARED_LIMIT((down_kernel<kind, down_tiles>), down_shared);
     if (!error)
-        error = FT_LAUNCH((up_kernel<kind, up_tiles>), dim3(div_up(a->layout.width, TILE), groups),
-                          dim3(UP_THREADS), up_shared, stream, *a, up_rows);
+        error = FT_LAUNCH_NEXT((up_kernel<kind, up_tiles>), dim3(div_up(a->layout.width, UP_UNITS), groups),
+                               dim3(UP_THREADS), up_shared, stream, *a, up_rows);
     if (!error)
-        error = FT_LAUNCH((down_kernel<kind, down_tiles>), dim3(s->blocks + per_group * groups),
-                          dim3(DOWN_THREADS), down_shared, stream, *a, *s, per_group, down_rows);
+        error = FT_LAUNCH_NEXT((down_kernel<kind, down_tiles>), dim3(s->blocks + per_group * groups),
+                               dim3(DOWN_THREADS), down_shared, stream, *a, *s, per_group, down_rows);
     return error;
 }
 
@@ -402,10 +486,10 @@ static int launch_slow(const struct ft_expert_args *a, const struct shared_args 
                        void *stream)
 {
     uint32_t per_group = div_up(a->layout.hidden, DOWN_WARPS);
-    int error = FT_LAUNCH(slow_up_kernel, dim3(div_up(a->layout.width, DOWN_WARPS), groups),
+    int error = FT_LAUNCH_NEXT(slow_up_kernel, dim3(div_up(a->layout.width, DOWN_WARPS), groups),
                           dim3(DOWN_THREADS), 0, stream, *a);
     return error ? error
-                 : FT_LAUNCH(slow_down_kernel, dim3(s->blocks + per_group * groups), dim3(DOWN_THREADS), 0,
+                 : FT_LAUNCH_NEXT(slow_down_kernel, dim3(s->blocks + per_group * groups), dim3(DOWN_THREADS), 0,
                              stream, *a, *s, per_group);
 }
 
@@ -442,7 +526,7 @@ static struct shared_args shared_args_of(const struct ft_cuda *c, uint32_t layer
     s.h.rows = c->step.rows;
     s.y = c->base + c->space.shared_y;
     s.hidden = m->hidden;
-    s.blocks = div_up(m->hidden, 2 * DOWN_WARPS);
+    s.blocks = div_up(m->hidden, SHARED_OUTS * DOWN_WARPS);
     return s;
 }
 
@@ -462,6 +546,7 @@ extern "C" int ft_cuda_experts(const struct ft_cuda *c, uint32_t layer, const st
     a.h = c->base + c->space.expert_h;
     a.y = c->base + c->space.expert_y;
     a.stamp = stamp;
+    a.one_row = c->step.rows == 1;
     with_shared = with_shared && m->shared_width;
     if (with_shared && decode)
         s = shared_args_of(c, layer);
@@ -473,10 +558,12 @@ extern "C" int ft_cuda_experts(const struct ft_cuda *c, uint32_t layer, const st
             return error;
         a.stamp = NULL;
     }
+    if (!decode && !groups_bound)
+        return 0;
+    if (!decode && ft_expert_kind_of(&a.layout) != FT_EXPERT_SLOW)
+        return ft_expert_gemm(&a, groups_bound, FT_MIN(list->pairs_max, c->step.rows * m->topk), stream);
     if (!decode)
-        return groups_bound
-                   ? ft_expert_gemm(&a, groups_bound, FT_MIN(list->pairs_max, c->step.rows * m->topk), stream)
-                   : 0;
+        return launch_slow(&a, &s, groups_bound, stream);
     /* No group at all, but the shared expert: a grid must have a block, and one group that does not exist. */
     return launch_decode(&a, &s, FT_MAX(groups_bound, 1u), FT_MAX(rows_bound, 1u), stream);
 }

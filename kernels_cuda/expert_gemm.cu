@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Experts of a long batch: a grouped product on the matrix units, bf16 operands, f32 sums. A group is the
- * pairs of one expert; a tile is 64 of its pairs by two panels of 64 weight rows, which for the up kernel are
- * the gate and the up projection of the same hidden units, so that the activation stays in registers.
+ * Experts of a long batch: a grouped product on the matrix units. A group is the pairs of one expert; a tile is up
+ * to 64 of its pairs by two panels of 64 weight rows, which for the up kernel are the gate and the up projection of
+ * the same hidden units, so that the activation stays in registers.
  *
  *   grid (panels of outputs, tiles of pairs): groups_bound + pairs / 64 tiles are enough for any list; a
  * block finds its tile by counting, and those that are left over end.
  *
- * Weights are decoded to bf16 on the way to shared memory, activations are rounded to it; the next step's
- * loads are under way while the matrix units work. Within runs of eight columns both sides have the order of
- * expert_weights.cuh.
+ * Weights are decoded to bf16 on the way to shared memory, which is exact (scales of fp8 blocks are applied to
+ * sums). An activation becomes two bf16 pieces, its upper 16 bits and those of the rest: 2^-16 of it is lost, where
+ * one bf16 would lose 2^-9 and flip the choices of the routers behind. The next step's loads are under way while the
+ * matrix units work. Within runs of eight columns both sides have the order of expert_weights.cuh.
+ *
+ * Tiles of up to 32 pairs give every warp a row fragment of its own, and skip the pair fragments that are empty.
  */
 #include "kernels_cuda/expert_args.cuh"
 
@@ -20,6 +23,7 @@
 #define ROW_WORDS (STEP / 2 + 4u) /* 4-byte words of a row; padded: 8 rows fall into different banks */
 #define X_EIGHTS (TILE_PAIRS * STEP / 8 / THREADS)
 #define PANELS 2u
+#define PIECES 2u /* bf16 pieces of an activation */
 
 struct tile {
     uint32_t group, first, count; /* pairs [first, first + count) of the list */
@@ -82,14 +86,20 @@ static __device__ __forceinline__ void load_eight(float v[8], const float *row, 
         v[i] = k + i < in ? row[k + i] : 0.0f;
 }
 
-template <int kind> static __device__ __forceinline__ uint4 pack_eight(const float v[8])
+/* The upper or the lower pieces of eight columns. An infinite one gives NaN. */
+template <int kind> static __device__ __forceinline__ void split_eight(const float v[8], uint4 piece[2])
 {
-    uint32_t w[4];
+    uint32_t upper[4], lower[4];
 #pragma unroll
-    for (uint32_t n = 0; n < 4; n++)
-        w[n] = ft_to_bf16_pair(v[ft_expert_first<kind>(n)],
-                               v[ft_expert_first<kind>(n) + ft_expert_step<kind>()]);
-    return make_uint4(w[0], w[1], w[2], w[3]);
+    for (uint32_t n = 0; n < 4; n++) {
+        uint32_t first = ft_expert_first<kind>(n), second = first + ft_expert_step<kind>();
+        uint32_t a = __float_as_uint(v[first]), b = __float_as_uint(v[second]);
+        upper[n] = __byte_perm(a, b, 0x7632);
+        lower[n] = __byte_perm(__float_as_uint(v[first] - __uint_as_float(a & 0xffff0000u)),
+                               __float_as_uint(v[second] - __uint_as_float(b & 0xffff0000u)), 0x7632);
+    }
+    piece[0] = make_uint4(upper[0], upper[1], upper[2], upper[3]);
+    piece[1] = make_uint4(lower[0], lower[1], lower[2], lower[3]);
 }
 
 /* ---- weights ---- */
@@ -110,25 +120,18 @@ static __device__ __forceinline__ void place_of_run(uint32_t i, uint32_t *row, u
     *k = at % runs * ft_expert_run<kind>();
 }
 
-/* The pairs of part `part`, with the scale of an fp8 block. */
+/* The pairs of part `part`; fp8 without its block's scale. */
 template <int kind>
 static __device__ __forceinline__ uint4 decode_eight(const struct ft_expert_raw *raw, uint32_t part)
 {
     uint32_t pair[4];
     ft_expert_pairs<kind>(raw, part, pair);
-    if (kind == FT_EXPERT_FP8) {
-        float scale = __uint_as_float(raw->scale);
-#pragma unroll
-        for (uint32_t n = 0; n < 4; n++)
-            pair[n] = ft_to_bf16_pair(ft_bf16_low(pair[n]) * scale, ft_bf16_high(pair[n]) * scale);
-    }
     return make_uint4(pair[0], pair[1], pair[2], pair[3]);
 }
 
 /* Both panels of a block: where their rows begin. */
 struct panels {
     struct ft_expert_matrix m[PANELS];
-    struct ft_matrix view[PANELS]; /* FT_EXPERT_SLOW */
     uint32_t row0[PANELS];
 };
 
@@ -148,55 +151,124 @@ load_run(const struct ft_expert_layout *layout, const struct panels *p, uint32_t
     bool second = row >= PANEL;
     uint32_t at = min((second ? p->row0[1] : p->row0[0]) + row % PANEL, p->m[0].out - 1);
     struct ft_expert_matrix m = panel_matrix(p, second);
-    if constexpr (kind != FT_EXPERT_SLOW) {
-        return ft_expert_load<kind>(layout, &m, at, k);
-    } else {
-        struct ft_expert_raw raw;
-        float v[8];
-        for (uint32_t i = 0; i < 8; i++)
-            v[i] = k + i < m.in ? ft_dense_element(&p->view[second], at, k + i) : 0.0f;
-        raw.data = pack_eight<kind>(v);
-        raw.scale = 0;
-        return raw;
-    }
+    return ft_expert_load<kind>(layout, &m, at, k);
 }
 
 /* ---- the product ---- */
 
-/* Warp w: pairs (w & 1) * 32 .. + 31, rows (w >> 1) * 16 .. + 15 of either panel. sum[panel][pairs / 16][rows
- * / 8][4]. */
+/*
+ * A warp's part of the tile: pairs from pair0, two fragments of 16; rows from row0 of either panel, two fragments of 8.
+ * Wide tiles: warp w has pairs (w & 1) * 32 .., rows (w >> 1) * 16 ..; others: all pairs, rows 8 w .. in one fragment.
+ */
+struct warp_part {
+    uint32_t pair0, row0, pair_fragments, row_fragments;
+};
+static __device__ __forceinline__ struct warp_part warp_part_of(uint32_t count)
+{
+    uint32_t warp = threadIdx.x >> 5;
+    struct warp_part part = {0, warp * 8, count > 16 ? 2u : 1u, 1};
+    if (count > 32) {
+        part.pair0 = (warp & 1) * 32;
+        part.row0 = (warp >> 1) * 16;
+        part.pair_fragments = count <= part.pair0 ? 0u : count - part.pair0 > 16 ? 2u : 1u;
+        part.row_fragments = 2;
+    }
+    return part;
+}
+
+/* sum[panel][pairs / 16][rows / 8][4] */
 struct sums {
     float v[PANELS][2][2][4];
 };
 
-static __device__ __forceinline__ void multiply_step(struct sums *sum, const uint32_t *x, const uint32_t *w)
+/* One step of one panel: both pieces of x against its rows. */
+static __device__ __forceinline__ void multiply_panel(float v[2][2][4], const struct warp_part *part,
+                                                      const uint32_t *x, const uint32_t *w)
 {
-    uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    x += ((warp & 1) * 32 + g) * ROW_WORDS + t;
-    w += ((warp >> 1) * 16 + g) * ROW_WORDS + t;
 #pragma unroll
     for (uint32_t k = 0; k < STEP / 2; k += 8) {
-        uint32_t a[2][4], b[PANELS][2][2];
+        uint32_t b[2][2];
 #pragma unroll
-        for (uint32_t i = 0; i < 2; i++) {
-            const uint32_t *from = x + i * 16 * ROW_WORDS + k;
-            a[i][0] = from[0], a[i][1] = from[8 * ROW_WORDS], a[i][2] = from[4],
-            a[i][3] = from[8 * ROW_WORDS + 4];
-        }
-#pragma unroll
-        for (uint32_t p = 0; p < PANELS; p++)
-#pragma unroll
-            for (uint32_t j = 0; j < 2; j++) {
-                const uint32_t *from = w + (p * PANEL + j * 8) * ROW_WORDS + k;
-                b[p][j][0] = from[0], b[p][j][1] = from[4];
+        for (uint32_t j = 0; j < 2; j++)
+            if (j < part->row_fragments) {
+                const uint32_t *from = w + j * 8 * ROW_WORDS + k;
+                b[j][0] = from[0], b[j][1] = from[4];
             }
 #pragma unroll
-        for (uint32_t p = 0; p < PANELS; p++)
+        for (uint32_t i = 0; i < 2; i++) {
+            if (i >= part->pair_fragments)
+                continue;
 #pragma unroll
-            for (uint32_t i = 0; i < 2; i++)
+            for (uint32_t piece = 0; piece < PIECES; piece++) {
+                const uint32_t *from = x + (piece * TILE_PAIRS + i * 16) * ROW_WORDS + k;
+                uint32_t a[4] = {from[0], from[8 * ROW_WORDS], from[4], from[8 * ROW_WORDS + 4]};
 #pragma unroll
                 for (uint32_t j = 0; j < 2; j++)
-                    ft_mma_bf16(sum->v[p][i][j], a[i], b[p][j]);
+                    if (j < part->row_fragments)
+                        ft_mma_bf16(v[i][j], a, b[j]);
+            }
+        }
+    }
+}
+
+/* scale [PANELS * PANEL]: of every row in this step, fp8. */
+template <int kind>
+static __device__ __forceinline__ void multiply_step(struct sums *sum, const struct warp_part *part,
+                                                     const uint32_t *x, const uint32_t *w, const float *scale)
+{
+    uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    x += (part->pair0 + g) * ROW_WORDS + t;
+    w += (part->row0 + g) * ROW_WORDS + t;
+    if (!part->pair_fragments)
+        return;
+#pragma unroll
+    for (uint32_t p = 0; p < PANELS; p++) {
+        if (kind != FT_EXPERT_FP8) {
+            multiply_panel(sum->v[p], part, x, w + p * PANEL * ROW_WORDS);
+            continue;
+        }
+        float v[2][2][4] = {};
+        multiply_panel(v, part, x, w + p * PANEL * ROW_WORDS);
+#pragma unroll
+        for (uint32_t e = 0; e < 16; e++) {
+            uint32_t i = e >> 3, j = e >> 2 & 1, row = min(part->row0 + j * 8, PANEL - 8) + 2 * t + (e & 1);
+            sum->v[p][i][j][e & 3] = fmaf(v[i][j][e & 3], scale[p * PANEL + row], sum->v[p][i][j][e & 3]);
+        }
+    }
+}
+
+/* What a block holds of one step. */
+struct step_memory {
+    uint4 x[PIECES * TILE_PAIRS * ROW_WORDS / 4], w[PANELS * PANEL * ROW_WORDS / 4];
+    float scale[PANELS * PANEL];
+    uint32_t found[12];
+};
+
+template <int kind>
+static __device__ __forceinline__ void store_step(struct step_memory *to, const float x[X_EIGHTS][8],
+                                                  const struct ft_expert_raw *raw, uint32_t rows)
+{
+    uint32_t *shared_x = (uint32_t *)to->x, *shared_w = (uint32_t *)to->w;
+#pragma unroll
+    for (uint32_t i = 0; i < X_EIGHTS; i++) {
+        uint32_t at = i * THREADS + threadIdx.x, row = at / (STEP / 8);
+        uint4 piece[PIECES];
+        if (row >= rows)
+            continue;
+        split_eight<kind>(x[i], piece);
+#pragma unroll
+        for (uint32_t p = 0; p < PIECES; p++)
+            *(uint4 *)(shared_x + (p * TILE_PAIRS + row) * ROW_WORDS + at % (STEP / 8) * 4) = piece[p];
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < runs_per_thread<kind>(); i++) {
+        uint32_t row, k;
+        place_of_run<kind>(i, &row, &k);
+#pragma unroll
+        for (uint32_t part = 0; part < ft_expert_run<kind>() / 8; part++)
+            *(uint4 *)(shared_w + row * ROW_WORDS + k / 2 + part * 4) = decode_eight<kind>(&raw[i], part);
+        if (kind == FT_EXPERT_FP8 && k == 0)
+            to->scale[row] = __uint_as_float(raw[i].scale);
     }
 }
 
@@ -205,10 +277,11 @@ template <int kind>
 static __device__ __forceinline__ void multiply_tile(struct sums *sum, const struct ft_expert_layout *layout,
                                                      const struct panels *p, const struct tile *tile,
                                                      const float *from, const uint32_t *index,
-                                                     uint32_t *shared_x, uint32_t *shared_w)
+                                                     struct step_memory *memory)
 {
-    constexpr uint32_t runs = runs_per_thread<kind>(), parts = ft_expert_run<kind>() / 8;
-    uint32_t in = p->m[0].in;
+    constexpr uint32_t runs = runs_per_thread<kind>();
+    uint32_t in = p->m[0].in, rows = (tile->count + 15) / 16 * 16;
+    struct warp_part part = warp_part_of(tile->count);
     const float *x_row[X_EIGHTS];
     float x[X_EIGHTS][8];
     struct ft_expert_raw raw[runs];
@@ -220,27 +293,14 @@ static __device__ __forceinline__ void multiply_tile(struct sums *sum, const str
     for (uint32_t k0 = 0; k0 < in + STEP; k0 += STEP) {
         if (k0) { /* what was loaded a step ago */
             __syncthreads();
-#pragma unroll
-            for (uint32_t i = 0; i < X_EIGHTS; i++) {
-                uint32_t at = i * THREADS + threadIdx.x;
-                *(uint4 *)(shared_x + at / (STEP / 8) * ROW_WORDS + at % (STEP / 8) * 4) =
-                    pack_eight<kind>(x[i]);
-            }
-#pragma unroll
-            for (uint32_t i = 0; i < runs; i++) {
-                uint32_t row, k;
-                place_of_run<kind>(i, &row, &k);
-#pragma unroll
-                for (uint32_t part = 0; part < parts; part++)
-                    *(uint4 *)(shared_w + row * ROW_WORDS + k / 2 + part * 4) =
-                        kind == FT_EXPERT_SLOW ? raw[i].data : decode_eight<kind>(&raw[i], part);
-            }
+            store_step<kind>(memory, x, raw, rows);
             __syncthreads();
         }
         if (k0 < in) {
 #pragma unroll
             for (uint32_t i = 0; i < X_EIGHTS; i++)
-                load_eight(x[i], x_row[i], k0 + (i * THREADS + threadIdx.x) % (STEP / 8) * 8, in);
+                if ((i * THREADS + threadIdx.x) / (STEP / 8) < rows)
+                    load_eight(x[i], x_row[i], k0 + (i * THREADS + threadIdx.x) % (STEP / 8) * 8, in);
 #pragma unroll
             for (uint32_t i = 0; i < runs; i++) {
                 uint32_t row, k;
@@ -249,22 +309,26 @@ static __device__ __forceinline__ void multiply_tile(struct sums *sum, const str
             }
         }
         if (k0)
-            multiply_step(sum, shared_x, shared_w);
+            multiply_step<kind>(sum, &part, (const uint32_t *)memory->x, (const uint32_t *)memory->w,
+                                memory->scale);
     }
 }
 
 /* Calls use(pair within the tile, row within a panel, sums of panel 0 and 1). */
-template <class Use> static __device__ __forceinline__ void for_each_sum(const struct sums *sum, Use use)
+template <class Use>
+static __device__ __forceinline__ void for_each_sum(const struct sums *sum, uint32_t count, Use use)
 {
-    uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    struct warp_part part = warp_part_of(count);
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++)
 #pragma unroll
         for (uint32_t j = 0; j < 2; j++)
 #pragma unroll
             for (uint32_t e = 0; e < 4; e++)
-                use((warp & 1) * 32 + i * 16 + g + (e >> 1) * 8, (warp >> 1) * 16 + j * 8 + 2 * t + (e & 1),
-                    sum->v[0][i][j][e], sum->v[1][i][j][e]);
+                if (i < part.pair_fragments && j < part.row_fragments)
+                    use(part.pair0 + i * 16 + g + (e >> 1) * 8, part.row0 + j * 8 + 2 * t + (e & 1),
+                        sum->v[0][i][j][e], sum->v[1][i][j][e]);
 }
 
 template <int kind>
@@ -275,8 +339,6 @@ static __device__ __forceinline__ void aim_panels(struct panels *p, const struct
     for (uint32_t i = 0; i < PANELS; i++) {
         int which = down ? 2 : (int)i;
         p->m[i] = ft_expert_matrix_of<kind>(layout, blob, which);
-        if (kind == FT_EXPERT_SLOW)
-            p->view[i] = ft_expert_view_device(layout, blob, which);
         p->row0[i] = down ? (blockIdx.x * PANELS + i) * PANEL : blockIdx.x * PANEL;
     }
 }
@@ -284,23 +346,20 @@ static __device__ __forceinline__ void aim_panels(struct panels *p, const struct
 template <int kind>
 static __global__ void __launch_bounds__(THREADS, 2) gemm_up_kernel(struct ft_expert_args a)
 {
-    FT_SHARED(uint4, shared_x, TILE_PAIRS * ROW_WORDS / 4);
-    FT_SHARED(uint4, shared_w, PANELS * PANEL * ROW_WORDS / 4);
-    FT_SHARED(uint32_t, found, 11);
+    FT_SHARED(struct step_memory, memory, 1);
     struct tile tile;
     struct panels p;
     struct sums sum = {};
     if (a.stamp && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
         *a.stamp = ft_global_timer();
-    if (!find_tile(&a.list, blockIdx.y, &tile, found))
+    if (!find_tile(&a.list, blockIdx.y, &tile, memory->found))
         return;
     const char *blob = a.list.blob[tile.group];
     aim_panels<kind>(&p, &a.layout, blob, false);
-    multiply_tile<kind>(&sum, &a.layout, &p, &tile, a.x, a.list.pair_row, (uint32_t *)shared_x,
-                        (uint32_t *)shared_w);
+    multiply_tile<kind>(&sum, &a.layout, &p, &tile, a.x, a.list.pair_row, memory);
     const float *gate_bias = ft_expert_bias(&a.layout, blob, 0),
                 *up_bias = ft_expert_bias(&a.layout, blob, 1);
-    for_each_sum(&sum, [&](uint32_t pair, uint32_t row, float gate, float up) {
+    for_each_sum(&sum, tile.count, [&](uint32_t pair, uint32_t row, float gate, float up) {
         uint32_t unit = p.row0[0] + row;
         if (pair >= tile.count || unit >= a.layout.width)
             return;
@@ -313,19 +372,17 @@ static __global__ void __launch_bounds__(THREADS, 2) gemm_up_kernel(struct ft_ex
 template <int kind>
 static __global__ void __launch_bounds__(THREADS, 2) gemm_down_kernel(struct ft_expert_args a)
 {
-    FT_SHARED(uint4, shared_x, TILE_PAIRS * ROW_WORDS / 4);
-    FT_SHARED(uint4, shared_w, PANELS * PANEL * ROW_WORDS / 4);
-    FT_SHARED(uint32_t, found, 11);
+    FT_SHARED(struct step_memory, memory, 1);
     struct tile tile;
     struct panels p;
     struct sums sum = {};
-    if (!find_tile(&a.list, blockIdx.y, &tile, found))
+    if (!find_tile(&a.list, blockIdx.y, &tile, memory->found))
         return;
     const char *blob = a.list.blob[tile.group];
     aim_panels<kind>(&p, &a.layout, blob, true);
-    multiply_tile<kind>(&sum, &a.layout, &p, &tile, a.h, NULL, (uint32_t *)shared_x, (uint32_t *)shared_w);
+    multiply_tile<kind>(&sum, &a.layout, &p, &tile, a.h, NULL, memory);
     const float *bias = ft_expert_bias(&a.layout, blob, 2);
-    for_each_sum(&sum, [&](uint32_t pair, uint32_t row, float first, float second) {
+    for_each_sum(&sum, tile.count, [&](uint32_t pair, uint32_t row, float first, float second) {
         if (pair >= tile.count)
             return;
         float *y = a.y + (uint64_t)a.list.pair_out[tile.first + pair] * a.layout.hidden;
@@ -361,7 +418,7 @@ int ft_expert_gemm(const struct ft_expert_args *a, uint32_t groups_bound, uint32
         return launch_gemm<FT_EXPERT_NVFP4>(a, groups_bound, pairs_bound, stream);
     case FT_EXPERT_MXFP4:
         return launch_gemm<FT_EXPERT_MXFP4>(a, groups_bound, pairs_bound, stream);
-    default:
-        return launch_gemm<FT_EXPERT_SLOW>(a, groups_bound, pairs_bound, stream);
+    default: /* shapes that 16-byte loads do not fit: element by element, by ft_cuda_experts */
+        return 1; /* cudaErrorInvalidValue */
     }
 }

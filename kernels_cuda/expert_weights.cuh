@@ -147,13 +147,22 @@ static __device__ __forceinline__ struct ft_expert_raw ft_expert_load(const stru
     return raw;
 }
 
+/* Both e4m3 scales of an nvfp4 run as a bf16 pair, times 2^63: bits moved into bf16 are too small by 2^120. */
+static __device__ __forceinline__ uint32_t ft_expert_nvfp4_scales(uint32_t scale)
+{
+    uint32_t bytes = __byte_perm(scale, 0, 0x4140), nan = ((bytes & 0x007f007fu) + 0x00010001u) & 0x00800080u;
+    uint32_t pair = (bytes & 0x007f007fu) << 4 | (bytes & 0x00800080u) << 8;
+    pair = ft_mul_bf16_pair(ft_mul_bf16_pair(pair, 0x7b807b80u), 0x5f005f00u);
+    return pair | (nan >> 7) * 0x7fffu;
+}
+
 /* Scale of the four pairs of word `word` of the run, as a bf16 pair; with 2^63 for fp4, 2^120 for fp8. */
 template <int kind>
 static __device__ __forceinline__ uint32_t ft_expert_scale_pair(uint32_t scale, uint32_t word)
 {
     uint32_t bits = 0x7b80u; /* 2^120 */
     if (kind == FT_EXPERT_NVFP4)
-        bits = __float_as_uint(ft_e4m3(scale >> (word >> 1) * 8 & 0xffu) * 0x1p63f) >> 16;
+        return __byte_perm(ft_expert_nvfp4_scales(scale), 0, word >> 1 ? 0x3232 : 0x1010);
     if (kind == FT_EXPERT_MXFP4)
         bits = scale == 255 ? 0x7fffu : min(scale + 63u, 255u) << 7;
     return bits | bits << 16;

@@ -14,8 +14,8 @@
 #include "kernels_cuda/device.h"
 #include "kernels_cuda/kernels_cuda.h"
 
-#define FT_GEMM_DEPTH 32u /* columns of a tile; activations are padded to a multiple with zeros */
-#define FT_GEMM_WEIGHT_BYTES (32ull * 1024 * 1024) /* slice of decoded weights */
+#define FT_GEMM_DEPTH FT_GPU_DEPTH /* columns of a tile; activations are padded to a multiple with zeros */
+#define FT_GEMM_WEIGHT_BYTES FT_GPU_WEIGHT_BYTES /* slice of decoded weights */
 
 /* bf16 activations [rows, columns], columns = in rounded up to FT_GEMM_DEPTH. */
 struct ft_gemm_rows {
@@ -26,7 +26,7 @@ struct ft_gemm_rows {
 /* Widest f32 row of the scratch: one stream, or the hidden values of a dense MLP. */
 static inline uint64_t ft_gemm_wide(const struct ft_model *model)
 {
-    return FT_MAX(model->hidden, model->dense_width);
+    return ft_gpu_widest_row(model);
 }
 static inline float *ft_gemm_scratch_rows(const struct ft_cuda *c)
 {

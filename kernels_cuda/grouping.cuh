@@ -153,6 +153,32 @@ static __device__ void ft_group_many(const struct ft_group_args *a, struct ft_gr
     }
 }
 
+/* One row: its pairs are groups of one, list place j in lane j < topk <= 32. One warp; returns the pairs without a
+ * slot in every lane. */
+static __device__ __forceinline__ uint32_t ft_group_one_row(const struct ft_group_args *a, uint32_t id,
+                                                            bool listed)
+{
+    uint32_t lane = threadIdx.x & 31;
+    if (listed && a->which == FT_GROUP_FETCHED)
+        listed = __ldcg(a->on_cpu + lane) != 0;
+    uint32_t slot = listed ? __ldcg(a->slot_of + id) : FT_NONE;
+    uint32_t found = __ballot_sync(0xffffffffu, slot != FT_NONE), all = __ballot_sync(0xffffffffu, listed);
+    uint32_t group = (uint32_t)__popc(found & ((1u << lane) - 1)), count = (uint32_t)__popc(found);
+    if (listed)
+        a->on_cpu[lane] = slot == FT_NONE;
+    if (slot != FT_NONE) {
+        a->list.blob[group] = a->slots + slot * a->slot_bytes;
+        a->list.pair_begin[group] = group;
+        a->list.pair_row[group] = 0;
+        a->list.pair_out[group] = lane;
+    }
+    if (lane == 0) {
+        *a->list.group_count = count;
+        a->list.pair_begin[count] = count;
+    }
+    return (uint32_t)__popc(all) - count;
+}
+
 /* Fills the list; g->missing = pairs without a slot. All threads of the block; ends with a barrier. */
 static __device__ void ft_group_pairs(const struct ft_group_args *a, struct ft_grouping *g)
 {

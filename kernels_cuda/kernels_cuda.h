@@ -31,7 +31,7 @@ extern "C" {
 
 /* Up to here an op takes its decode form (weights read once for all rows, one kernel per op); above, its prefill form
  * (matrix units). */
-#define FT_CUDA_DECODE_ROWS 16u
+#define FT_CUDA_DECODE_ROWS FT_GPU_DECODE_ROWS
 #define FT_CUDA_FLAG_STRIDE 32u /* u32 between two flags: a line of 128 bytes each */
 
 /* Kinds of GPU time stamps of a layer, in the order in which their kernels run: each is written by one thread when the
@@ -258,7 +258,7 @@ int ft_cuda_throttle_end(uint32_t *state, uint64_t ns, void *stream);
 /* Reads `bytes` bytes; the device's read ceiling is measured with it. sink [1]. */
 int ft_cuda_read(const void *data, uint64_t bytes, uint32_t blocks, uint32_t *sink, void *stream);
 /* Litmus of the flags: `rounds` times waits for *to >= i, checks that payload holds i, answers with *back = i. Errors are
- * counted in *bad. Host side in jobs/lane_cuda.c. All mapped but bad (device). */
+ * counted in *bad. Host side in jobs/lane_cuda_flags.c. Mapped, but bad and a copied payload (device). */
 int ft_cuda_litmus(uint32_t *to, const uint32_t *payload, uint32_t *answer, uint32_t *back, uint32_t rounds, uint32_t *bad,
                    void *stream);
 

@@ -297,7 +297,8 @@ __global__ void __launch_bounds__(THREADS) mean_kernel(const float *m, const flo
 
 static uint32_t shares_max(const struct ft_model *m)
 {
-    return (uint32_t)ft_div_up(ft_div_up((uint64_t)m->hc_count * m->hidden, FT_DENSE_UNIT), WARPS);
+    static_assert(FT_GPU_UNIT == FT_DENSE_UNIT && FT_GPU_WARPS == WARPS, "what the scratch is counted with");
+    return ft_gpu_mix_shares_max(m);
 }
 
 template <int kind, bool wide>
@@ -450,15 +451,5 @@ int ft_cuda_mix(const struct ft_cuda *c, enum ft_phase phase, uint32_t layer, vo
 /* Also of gemm.cuh's buffers: the widest input, the widest f32 row, a slice of weights. */
 uint64_t ft_cuda_scratch_bytes(const struct ft_model *m, uint32_t rows)
 {
-    uint64_t few =
-        (uint64_t)shares_max(m) * FT_CUDA_DECODE_ROWS * (m->hc_lowrank + m->hc_count) * sizeof(float);
-    if (rows <= FT_CUDA_DECODE_ROWS)
-        return few;
-    uint64_t in = FT_MAX((uint64_t)m->hc_count * m->hidden, (uint64_t)m->head_count * m->head_dim);
-    in = FT_MAX(in, (uint64_t)m->value_head_count * m->value_dim);
-    in = FT_MAX(in, FT_MAX(m->dense_width, m->shared_width));
-    in = FT_MAX(in, FT_MAX(m->ple_embed_dim, m->hc_lowrank));
-    uint64_t many = FT_GEMM_WEIGHT_BYTES + ft_round_up(rows * ft_gemm_wide(m), 64) * sizeof(float) +
-                    rows * ft_round_up(in, FT_GEMM_DEPTH) * sizeof(uint16_t);
-    return FT_MAX(few, many);
+    return ft_workspace_gpu_dense_bytes(m, rows);
 }

@@ -2,9 +2,9 @@
 /*
  * Which experts a row goes to, and who computes them.
  *
- * Decode form, one kernel: warps compute router logits, the shared expert's hidden values and its gate; the
- * block that ends last picks every row's top k, looks the experts up in the slot map, groups those that are
- * resident and tells the driver. Prefill form: logits and shared projections by ft_cuda_project, then the
+ * Decode form, one kernel: warps compute router logits, the shared expert's hidden values and its gate, with the
+ * weights asked for before the kernel in front has ended; of the blocks with logits the one that ends last picks
+ * every row's top k, looks the experts up in the slot map, groups those that are resident and tells the driver. Prefill form: logits and shared projections by ft_cuda_project, then the
  * same choice by a block per row.
  */
 #include <math.h>
@@ -12,8 +12,11 @@
 #include "kernels_cuda/grouping.cuh"
 #include "kernels_cuda/rows_dot.cuh"
 
-#define ROUTE_THREADS 256u
+#define ROUTE_THREADS 128u
 #define ROUTE_WARPS (ROUTE_THREADS / 32)
+#define STAGED_ROWS 2u           /* rows of x that a block copies to shared memory */
+#define STAGED_MAX (40u * 1024) /* bytes */
+#define SCRATCH 64u              /* words of shared memory per choosing warp */
 #define ROUTE_COUNTER 32u /* index of the "last block" counter */
 #define CHOOSE_HELD 16u   /* logits that a lane holds in registers */
 
@@ -113,8 +116,25 @@ static __device__ float sum_of_all(const float *logits, uint32_t experts, float 
     return ft_warp_sum(sum);
 }
 
-/* Weights of a row whose ids stand in place j of lane j, 32 at a time; `logit` of a forced choice is looked
- * up. */
+/* The weight of list place j in lane j, whose logit is `value`: for lists no longer than a warp. */
+static __device__ __forceinline__ float weigh_lane(const struct route_args *a, const float *logits, float value,
+                                                   float *scratch)
+{
+    uint32_t lane = threadIdx.x & 31;
+    bool listed = lane < a->topk;
+    float largest = ft_warp_max(listed ? value : -INFINITY), chosen = 0.0f;
+    float weight = listed ? expf(value - largest) : 0.0f;
+    __syncwarp();
+    scratch[lane] = weight;
+    __syncwarp();
+    for (uint32_t i = 0; i < a->topk; i++) /* in the order of the list: as the CPU adds them */
+        chosen += scratch[i];
+    if (!a->forced && !a->renormalise && !a->softmax_chosen)
+        chosen = sum_of_all(logits, a->experts, largest);
+    return weight / chosen;
+}
+
+/* Weights of a row whose ids stand in `ids`; `logit` of a forced choice is looked up. Lists of any length. */
 static __device__ void weigh(const struct route_args *a, const float *logits, uint32_t *ids, float *weights,
                              const uint32_t *forced)
 {
@@ -138,14 +158,95 @@ static __device__ void weigh(const struct route_args *a, const float *logits, ui
         weights[j] = expf(__ldcg(logits + ids[j]) - largest) / chosen;
 }
 
-/* One warp chooses for one row: ids in descending order of logit, the lower id first among equals. */
-static __device__ void choose_row(const struct route_args *a, uint32_t row)
+/* How many lanes' keys stand before this one's; among equals the lower lane is first. */
+static __device__ __forceinline__ uint32_t rank_of(uint32_t key)
 {
-    uint32_t lane = threadIdx.x & 31;
+    uint32_t lane = threadIdx.x & 31, rank = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 32; i++) {
+        uint32_t other = __shfl_sync(0xffffffffu, key, (int)i);
+        rank += other > key || (other == key && i < lane);
+    }
+    return rank;
+}
+
+/*
+ * The top k <= 32 of a row that the lanes hold, list place j in lane j. The k-th of the lanes' largest keys is a
+ * bound: whatever is chosen reaches it. Those that reach it are few; each counts how many stand before it. False:
+ * more than 32 do.
+ */
+static __device__ bool choose_ranked(const struct row_keys *k, uint32_t topk, uint32_t *scratch, uint32_t *key,
+                                     uint32_t *id)
+{
+    uint32_t lane = threadIdx.x & 31, best = 0, count = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < CHOOSE_HELD; i++)
+        best = max(best, k->key[i]);
+    uint32_t holder = __ballot_sync(0xffffffffu, rank_of(best) == topk - 1);
+    uint32_t bound = __shfl_sync(0xffffffffu, best, __ffs((int)holder) - 1);
+#pragma unroll
+    for (uint32_t i = 0; i < CHOOSE_HELD; i++) { /* ascending ids */
+        uint32_t takers = __ballot_sync(0xffffffffu, k->key[i] >= bound);
+        uint32_t at = count + (uint32_t)__popc(takers & ((1u << lane) - 1));
+        if (k->key[i] >= bound && at < 32) {
+            scratch[at] = k->key[i];
+            scratch[32 + at] = i * 32 + lane;
+        }
+        count += (uint32_t)__popc(takers);
+    }
+    if (count > 32)
+        return false;
+    __syncwarp();
+    uint32_t mine = lane < count ? scratch[lane] : 0, expert = lane < count ? scratch[32 + lane] : 0;
+    uint32_t rank = rank_of(mine);
+    __syncwarp();
+    scratch[rank] = mine;
+    scratch[32 + rank] = expert;
+    __syncwarp();
+    *key = scratch[lane];
+    *id = scratch[32 + lane];
+    return true;
+}
+
+/* The same one by one; place j also goes to lane j. Rows of any length, lists of any length. */
+static __device__ void choose_in_turn(struct row_keys *k, uint32_t topk, uint32_t *ids, uint32_t *key_of_lane,
+                                      uint32_t *id_of_lane)
+{
+    uint32_t lane = threadIdx.x & 31, key, id;
+    best_of_lane(k, &key, &id);
+    for (uint32_t j = 0; j < topk; j++) {
+        uint32_t top = ft_warp_max_u32(key), winner = ft_warp_min_u32(key == top ? id : FT_NONE);
+        if (lane == 0)
+            ids[j] = winner;
+        if (lane == j) {
+            *key_of_lane = top;
+            *id_of_lane = winner;
+        }
+        k->last_key = top;
+        k->last_id = winner;
+        if (winner % 32 == lane || k->experts > CHOOSE_HELD * 32) {
+#pragma unroll
+            for (uint32_t i = 0; i < CHOOSE_HELD; i++)
+                if (i * 32 + lane == winner)
+                    k->key[i] = 0;
+            best_of_lane(k, &key, &id);
+        }
+    }
+    __syncwarp();
+}
+
+/* One warp chooses for one row: ids in descending order of logit, the lower id first among equals. Returns the
+ * id at place j in lane j. scratch [SCRATCH] in shared memory, the warp's own. */
+static __device__ uint32_t choose_row(const struct route_args *a, uint32_t row, uint32_t *scratch)
+{
+    uint32_t lane = threadIdx.x & 31, key = 0, id = 0;
     const float *logits = a->logits + (uint64_t)row * a->experts;
+    const uint32_t *forced = a->forced ? a->forced + row * a->topk : NULL;
     uint32_t *ids = a->ids + row * a->topk;
     float *weights = a->weights + row * a->topk;
     struct row_keys keys;
+    if (forced && lane < a->topk)
+        id = forced[lane];
     if (!load_keys(&keys, logits, a->experts)) {
         for (uint32_t j = lane; j < a->topk; j += 32) {
             ids[j] = j;
@@ -153,33 +254,27 @@ static __device__ void choose_row(const struct route_args *a, uint32_t row)
         }
         if (lane == 0 && a->failed[row] == 0)
             a->failed[row] = 1 + a->layer;
-        return;
+        return lane;
     }
-    if (!a->forced) {
-        uint32_t key, id;
-        best_of_lane(&keys, &key, &id);
-        for (uint32_t j = 0; j < a->topk; j++) {
-            uint32_t top = ft_warp_max_u32(key), winner = ft_warp_min_u32(key == top ? id : FT_NONE);
-            if (lane == 0)
-                ids[j] = winner;
-            keys.last_key = top;
-            keys.last_id = winner;
-            if (winner % 32 == lane || a->experts > CHOOSE_HELD * 32) {
-#pragma unroll
-                for (uint32_t i = 0; i < CHOOSE_HELD; i++)
-                    if (i * 32 + lane == winner)
-                        keys.key[i] = 0;
-                best_of_lane(&keys, &key, &id);
-            }
-        }
-        __syncwarp();
+    if (!forced && (a->topk > 32 || a->experts > CHOOSE_HELD * 32 ||
+                    !choose_ranked(&keys, a->topk, scratch, &key, &id)))
+        choose_in_turn(&keys, a->topk, ids, &key, &id);
+    if (a->topk > 32) {
+        weigh(a, logits, ids, weights, forced);
+        return id;
     }
-    weigh(a, logits, ids, weights, a->forced ? a->forced + row * a->topk : NULL);
+    float value = forced && lane < a->topk ? __ldcg(logits + id) : key_value(key);
+    float weight = weigh_lane(a, logits, value, (float *)scratch);
+    if (lane < a->topk) {
+        ids[lane] = id;
+        weights[lane] = weight;
+    }
+    return id;
 }
 
 /* ---- what the driver is told ---- */
 
-/* All threads of one block, after every row was chosen. */
+/* All threads of one block, after every row was chosen and a barrier. */
 static __device__ void tell_driver(const struct route_args *a, struct ft_grouping *grouping)
 {
     uint32_t rows = a->x.rows, pairs = rows * a->topk;
@@ -193,138 +288,189 @@ static __device__ void tell_driver(const struct route_args *a, struct ft_groupin
         if (threadIdx.x == 0)
             *a->missing_out = grouping->missing;
     }
-    __threadfence_system(); /* by every writer, before the one store that announces it all */
-    __syncthreads();
+    __syncthreads(); /* what all have written stands before the one store that announces it */
     if (threadIdx.x == 0)
         ft_store_release_system(a->routed, *a->epoch); /* pairs with the driver's acquire load */
 }
 
+/* The same for a single row and a list no longer than a warp: one warp chooses, lists and tells. x: the row, in
+ * shared or device memory; scratch [SCRATCH], missing [1] in shared memory. */
+static __device__ void finish_one_row(const struct route_args *a, const float *x, uint32_t *scratch,
+                                      uint32_t *missing)
+{
+    uint32_t epoch = threadIdx.x == 0 ? *a->epoch : 0;
+    if (threadIdx.x < 32) {
+        uint32_t id = choose_row(a, 0, scratch), without = 0;
+        if (a->resolve)
+            without = ft_group_one_row(&a->group, id, threadIdx.x < a->topk);
+        if (threadIdx.x < a->topk)
+            a->ids_out[threadIdx.x] = id;
+        if (threadIdx.x == 0) {
+            if (a->resolve)
+                *a->missing_out = without;
+            *missing = without;
+        }
+    }
+    __syncthreads();
+    if (*missing) {
+        if (a->hidden % 4 == 0 && ((uintptr_t)x & 15) == 0 && ((uintptr_t)a->host_x & 15) == 0)
+            for (uint32_t i = threadIdx.x; i < a->hidden / 4; i += ROUTE_THREADS)
+                ((float4 *)a->host_x)[i] = ((const float4 *)x)[i];
+        else
+            for (uint32_t i = threadIdx.x; i < a->hidden; i += ROUTE_THREADS)
+                a->host_x[i] = x[i];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0)
+        ft_store_release_system(a->routed, epoch); /* pairs with the driver's acquire load */
+}
+
 /* ---- decode form ---- */
 
-template <int rows>
-static __device__ __forceinline__ void route_router(const struct route_args *a, uint32_t task)
+/* Tasks of the warps of a launch: router outputs, in blocks of their own, then hidden units of the shared expert
+ * and its gate. */
+struct route_tasks {
+    uint32_t router, router_blocks, shared, gate;
+};
+
+enum task_kind { TASK_ROUTER, TASK_SHARED, TASK_GATE, TASK_NONE };
+
+/* What the warp computes: `outs` router outputs, or outs / 2 units of the shared expert (gate and up of each side by
+ * side). Sums of rows that do not exist are of the last one. */
+template <int outs>
+static __device__ __forceinline__ enum task_kind
+aim_task(const struct route_args *a, const struct route_tasks *tasks, uint32_t *number,
+         const struct ft_matrix *w[outs], uint32_t row[outs])
 {
-    constexpr int outs = rows >= 8 ? 4 : 2;
-    uint32_t lane = threadIdx.x & 31, row[outs];
-    const struct ft_matrix *w[outs];
-    float sum[outs][rows];
+    uint32_t task = blockIdx.x * ROUTE_WARPS + (threadIdx.x >> 5);
+    enum task_kind kind = task < tasks->router ? TASK_ROUTER : TASK_NONE;
+    if (blockIdx.x >= tasks->router_blocks) {
+        task -= tasks->router_blocks * ROUTE_WARPS;
+        kind = task < tasks->shared ? TASK_SHARED : task - tasks->shared < tasks->gate ? TASK_GATE : TASK_NONE;
+    }
 #pragma unroll
     for (int o = 0; o < outs; o++) {
-        w[o] = &a->router;
-        row[o] = min(task * outs + o, a->experts - 1);
+        w[o] = kind == TASK_SHARED ? (o & 1 ? &a->up : &a->gate) : kind == TASK_GATE ? &a->shared_gate : &a->router;
+        row[o] = kind == TASK_SHARED   ? min(task * (outs / 2) + o / 2, a->shared_width - 1)
+                 : kind == TASK_ROUTER ? min(task * outs + o, a->experts - 1)
+                                       : 0;
     }
-    ft_rows_dot<rows, outs>(sum, w, row, &a->x);
+    *number = task;
+    return kind;
+}
+
+template <int rows, int outs>
+static __device__ __forceinline__ void store_task(const struct route_args *a, enum task_kind kind, uint32_t task,
+                                                  const float sum[outs][rows])
+{
+    if (threadIdx.x & 31)
+        return;
 #pragma unroll
     for (int o = 0; o < outs; o++)
 #pragma unroll
-        for (int r = 0; r < rows; r++)
-            if (lane == 0 && r < (int)a->x.rows && task * outs + o < a->experts) {
-                uint32_t e = task * outs + o;
+        for (int r = 0; r < rows; r++) {
+            if (r >= (int)a->x.rows)
+                continue;
+            uint32_t e = task * outs + o, unit = task * (outs / 2) + o / 2;
+            if (kind == TASK_ROUTER && e < a->experts)
                 a->logits[(uint64_t)r * a->experts + e] =
                     sum[o][r] + (a->router_bias ? a->router_bias[e] : 0.0f);
-            }
+            if (kind == TASK_SHARED && !(o & 1) && unit < a->shared_width)
+                a->shared_h[(uint64_t)r * a->shared_width + unit] = ft_silu_device(sum[o][r]) * sum[o | 1][r];
+            if (kind == TASK_GATE && o == 0)
+                a->gate_value[r] = sum[o][r];
+        }
 }
 
-template <int rows>
-static __device__ __forceinline__ void route_shared(const struct route_args *a, uint32_t task)
+/* Counts the blocks with router outputs; true in all threads of the one that came last. `word` [1]. */
+static __device__ __forceinline__ bool is_last_block(uint32_t *counter, uint32_t blocks, uint32_t *word)
 {
-    constexpr int units = rows >= 8 ? 2 : 1;
-    uint32_t lane = threadIdx.x & 31, row[2 * units];
-    const struct ft_matrix *w[2 * units];
-    float sum[2 * units][rows];
-#pragma unroll
-    for (int u = 0; u < units; u++) {
-        w[2 * u] = &a->gate;
-        w[2 * u + 1] = &a->up;
-        row[2 * u] = row[2 * u + 1] = min(task * units + u, a->shared_width - 1);
-    }
-    ft_rows_dot<rows, 2 * units>(sum, w, row, &a->x);
-#pragma unroll
-    for (int u = 0; u < units; u++)
-#pragma unroll
-        for (int r = 0; r < rows; r++)
-            if (lane == 0 && r < (int)a->x.rows && task * units + u < a->shared_width)
-                a->shared_h[(uint64_t)r * a->shared_width + task * units + u] =
-                    ft_silu_device(sum[2 * u][r]) * sum[2 * u + 1][r];
-}
-
-template <int rows> static __device__ __forceinline__ void route_gate(const struct route_args *a)
-{
-    const struct ft_matrix *w[1] = {&a->shared_gate};
-    uint32_t row[1] = {0};
-    float sum[1][rows];
-    ft_rows_dot<rows, 1>(sum, w, row, &a->x);
-#pragma unroll
-    for (int r = 0; r < rows; r++)
-        if ((threadIdx.x & 31) == 0 && r < (int)a->x.rows)
-            a->gate_value[r] = sum[0][r];
-}
-
-/* Tasks of the warps of a launch: router outputs, hidden units of the shared expert, its gate. */
-struct route_tasks {
-    uint32_t router, shared, gate;
-};
-
-template <int rows>
-static __global__ void __launch_bounds__(ROUTE_THREADS, rows <= 4 ? 2 : 1)
-    route_kernel(struct route_args a, struct route_tasks tasks)
-{
-    FT_SHARED(struct ft_grouping, grouping, 1);
-    FT_SHARED(uint32_t, is_last, 1);
-    if (a.stamp && blockIdx.x == 0 && threadIdx.x == 0)
-        *a.stamp = ft_global_timer();
-    uint32_t warp = threadIdx.x >> 5, task = blockIdx.x * ROUTE_WARPS + warp;
-    if (task < tasks.router)
-        route_router<rows>(&a, task);
-    else if (task - tasks.router < tasks.shared)
-        route_shared<rows>(&a, task - tasks.router);
-    else if (task - tasks.router - tasks.shared < tasks.gate)
-        route_gate<rows>(&a);
-    __threadfence(); /* the logits, before the count that hands them to the last block */
     __syncthreads();
     if (threadIdx.x == 0) {
-        *is_last = atomicAdd(a.counter, 1u) == gridDim.x - 1;
-        if (*is_last)
-            *a.counter = 0;
+        __threadfence(); /* the block's logits, before the count that hands them to the last block */
+        *word = atomicAdd(counter, 1u) == blocks - 1;
+        if (*word)
+            *counter = 0;
+        __threadfence();
     }
     __syncthreads();
-    if (!*is_last)
+    return *word != 0;
+}
+
+template <int rows>
+static __global__ void __launch_bounds__(ROUTE_THREADS, rows <= 4 ? 3 : 2)
+    route_kernel(const __grid_constant__ struct route_args a, const __grid_constant__ struct route_tasks tasks,
+                 uint32_t staged)
+{
+    constexpr int outs = rows >= 8 ? 4 : 2;
+    FT_SHARED_DYNAMIC(float, x_staged);
+    FT_SHARED(uint32_t, word, 2);
+    FT_SHARED(uint32_t, scratch, ROUTE_WARPS *SCRATCH);
+    const struct ft_matrix *w[outs];
+    uint32_t row[outs], task, warp = threadIdx.x >> 5;
+    float sum[outs][rows];
+    enum task_kind kind = aim_task<outs>(&a, &tasks, &task, w, row);
+    struct ft_rows_x x = a.x;
+    if (staged)
+        x.x = x_staged;
+    ft_rows_dot<rows, outs, (rows <= 2 ? 10 : 2)>(sum, w, row, &x, [&] {
+        ft_wait_previous();
+        ft_begin_next();
+        if (a.stamp && blockIdx.x == 0 && threadIdx.x == 0)
+            *a.stamp = ft_global_timer();
+        if (staged)
+            for (uint32_t i = threadIdx.x; i < a.x.rows * a.hidden / 4; i += ROUTE_THREADS)
+                ((float4 *)x_staged)[i] = __ldcg((const float4 *)a.x.x + i);
+        __syncthreads();
+    });
+    store_task<rows, outs>(&a, kind, task, sum);
+    if (blockIdx.x >= tasks.router_blocks || !is_last_block(a.counter, tasks.router_blocks, word))
         return;
-    __threadfence();
-    for (uint32_t row = warp; row < a.x.rows; row += ROUTE_WARPS)
-        choose_row(&a, row);
-    __syncthreads();
-    tell_driver(&a, grouping);
+    if constexpr (rows == 1) {
+        finish_one_row(&a, x.x, scratch, word + 1);
+    } else {
+        FT_SHARED(struct ft_grouping, grouping, 1);
+        for (uint32_t r = warp; r < a.x.rows; r += ROUTE_WARPS)
+            choose_row(&a, r, scratch + warp * SCRATCH);
+        __syncthreads();
+        tell_driver(&a, grouping);
+    }
 }
 
 static int launch_decode(const struct route_args *a, void *stream)
 {
-    uint32_t outs = a->x.rows > 4 ? 4 : 2;
-    struct route_tasks tasks = {(a->experts + outs - 1) / outs, 0, 0};
+    uint32_t outs = a->x.rows > 4 ? 4 : 2, bytes = a->x.rows * a->hidden * 4;
+    struct route_tasks tasks = {};
+    tasks.router = (a->experts + outs - 1) / outs;
+    tasks.router_blocks = (tasks.router + ROUTE_WARPS - 1) / ROUTE_WARPS;
     if (a->shared_width) {
         tasks.shared = (a->shared_width + outs / 2 - 1) / (outs / 2);
         tasks.gate = 1;
     }
-    dim3 grid((tasks.router + tasks.shared + tasks.gate + ROUTE_WARPS - 1) / ROUTE_WARPS),
+    uint32_t staged = a->x.rows <= STAGED_ROWS && bytes <= STAGED_MAX && a->hidden % 4 == 0 &&
+                      a->x.stride == a->hidden && ((uintptr_t)a->x.x & 15) == 0;
+    dim3 grid(tasks.router_blocks + (tasks.shared + tasks.gate + ROUTE_WARPS - 1) / ROUTE_WARPS),
         block(ROUTE_THREADS);
-    if (a->x.rows <= 1)
-        return FT_LAUNCH(route_kernel<1>, grid, block, 0, stream, *a, tasks);
+    bytes = staged ? bytes : 0;
+    if (a->x.rows <= 1 && a->topk <= 32)
+        return FT_LAUNCH_NEXT(route_kernel<1>, grid, block, bytes, stream, *a, tasks, staged);
     if (a->x.rows <= 2)
-        return FT_LAUNCH(route_kernel<2>, grid, block, 0, stream, *a, tasks);
+        return FT_LAUNCH_NEXT(route_kernel<2>, grid, block, bytes, stream, *a, tasks, staged);
     if (a->x.rows <= 4)
-        return FT_LAUNCH(route_kernel<4>, grid, block, 0, stream, *a, tasks);
+        return FT_LAUNCH_NEXT(route_kernel<4>, grid, block, bytes, stream, *a, tasks, staged);
     if (a->x.rows <= 8)
-        return FT_LAUNCH(route_kernel<8>, grid, block, 0, stream, *a, tasks);
-    return FT_LAUNCH(route_kernel<16>, grid, block, 0, stream, *a, tasks);
+        return FT_LAUNCH_NEXT(route_kernel<8>, grid, block, bytes, stream, *a, tasks, staged);
+    return FT_LAUNCH_NEXT(route_kernel<16>, grid, block, bytes, stream, *a, tasks, staged);
 }
 
 /* ---- prefill form ---- */
 
 static __global__ void __launch_bounds__(ROUTE_THREADS) choose_kernel(struct route_args a)
 {
-    uint32_t row = blockIdx.x * ROUTE_WARPS + (threadIdx.x >> 5);
+    FT_SHARED(uint32_t, scratch, ROUTE_WARPS *SCRATCH);
+    uint32_t warp = threadIdx.x >> 5, row = blockIdx.x * ROUTE_WARPS + warp;
     if (row < a.x.rows)
-        choose_row(&a, row);
+        choose_row(&a, row, scratch + warp * SCRATCH);
 }
 
 static __global__ void __launch_bounds__(1024) tell_kernel(struct route_args a)

@@ -42,19 +42,29 @@ static __device__ __forceinline__ void ft_rows_add(float sum[rows], uint4 raw, c
     sum[r] = s;
 }
 
-template <int rows, int outs>
-static __device__ __forceinline__ void ft_rows_walk_bf16(float sum[outs][rows], const uint4 *const data[outs],
-                                                         uint32_t in, const struct ft_rows_x *x)
+/* The loads of one round: columns begin + 256 i + 8 lane .. + 7 of every output's row. */
+template <int outs, uint32_t flight> struct ft_rows_held {
+    uint4 raw[flight][outs];
+};
+template <int outs, uint32_t flight>
+static __device__ __forceinline__ void ft_rows_ask(struct ft_rows_held<outs, flight> *held,
+                                                   const uint4 *const data[outs], uint32_t begin, uint32_t in)
 {
-    constexpr uint32_t flight = rows <= 2 ? 5 : 2;
-    for (uint32_t begin = (threadIdx.x & 31) * 8; begin < in; begin += flight * 256) {
-        uint4 raw[flight][outs];
 #pragma unroll
-        for (uint32_t i = 0; i < flight; i++)
+    for (uint32_t i = 0; i < flight; i++)
 #pragma unroll
-            for (int o = 0; o < outs; o++)
-                raw[i][o] =
-                    begin + i * 256 < in ? __ldcs(data[o] + (begin + i * 256) / 8) : make_uint4(0, 0, 0, 0);
+        for (int o = 0; o < outs; o++)
+            held->raw[i][o] =
+                begin + i * 256 < in ? __ldcs(data[o] + (begin + i * 256) / 8) : make_uint4(0, 0, 0, 0);
+}
+
+/* sum[o][r] += products of this lane's columns; `held` has the loads from (lane * 8) on already. */
+template <int rows, int outs, uint32_t flight>
+static __device__ __forceinline__ void
+ft_rows_walk_bf16(float sum[outs][rows], struct ft_rows_held<outs, flight> *held, const uint4 *const data[outs],
+                  uint32_t in, const struct ft_rows_x *x)
+{
+    for (uint32_t begin = (threadIdx.x & 31) * 8; begin < in;) {
 #pragma unroll
         for (uint32_t i = 0; i < flight; i++)
             if (begin + i * 256 < in)
@@ -66,19 +76,39 @@ static __device__ __forceinline__ void ft_rows_walk_bf16(float sum[outs][rows], 
                     float4 low = from[0], high = from[1];
 #pragma unroll
                     for (int o = 0; o < outs; o++)
-                        ft_rows_add<rows>(sum[o], raw[i][o], low, high, r);
+                        ft_rows_add<rows>(sum[o], held->raw[i][o], low, high, r);
                 }
+        begin += flight * 256;
+        if (begin < in)
+            ft_rows_ask<outs, flight>(held, data, begin, in);
     }
+}
+
+/* The same for every format, element by element. */
+template <int rows, int outs>
+static __device__ __forceinline__ void ft_rows_walk_slow(float sum[outs][rows],
+                                                         const struct ft_matrix *const w[outs],
+                                                         const uint32_t row[outs], const struct ft_rows_x *x)
+{
+    for (uint32_t k = threadIdx.x & 31; k < w[0]->in; k += 32)
+#pragma unroll
+        for (int o = 0; o < outs; o++) {
+            float weight = ft_dense_element(w[o], row[o], k);
+#pragma unroll
+            for (int r = 0; r < rows; r++)
+                sum[o][r] = fmaf(weight, x->x[min((uint32_t)r, x->rows - 1) * x->stride + k], sum[o][r]);
+        }
 }
 
 /*
  * sum[o][r] = W_o[row o] . x_r in every lane. w [outs]: the matrices (all of one format and `in`), row
- * [outs]: the rows of theirs. All lanes of the warp.
+ * [outs]: the rows of theirs. All lanes of the warp. between(): called once by every lane when weights have been
+ * asked for and before x is read. flight: rounds of loads under way per lane.
  */
-template <int rows, int outs>
-static __device__ __forceinline__ void ft_rows_dot(float sum[outs][rows],
-                                                   const struct ft_matrix *const w[outs],
-                                                   const uint32_t row[outs], const struct ft_rows_x *x)
+template <int rows, int outs, uint32_t flight, class Between>
+static __device__ __forceinline__ void
+ft_rows_dot(float sum[outs][rows], const struct ft_matrix *const w[outs], const uint32_t row[outs],
+            const struct ft_rows_x *x, Between between)
 {
     uint32_t in = w[0]->in;
 #pragma unroll
@@ -87,20 +117,17 @@ static __device__ __forceinline__ void ft_rows_dot(float sum[outs][rows],
         for (int r = 0; r < rows; r++)
             sum[o][r] = 0.0f;
     if (ft_rows_is_fast(w[0], x)) {
+        struct ft_rows_held<outs, flight> held;
         const uint4 *data[outs];
 #pragma unroll
         for (int o = 0; o < outs; o++)
             data[o] = (const uint4 *)w[o]->data + (uint64_t)row[o] * (in / 8);
-        ft_rows_walk_bf16<rows, outs>(sum, data, in, x);
+        ft_rows_ask<outs, flight>(&held, data, (threadIdx.x & 31) * 8, in);
+        between();
+        ft_rows_walk_bf16<rows, outs, flight>(sum, &held, data, in, x);
     } else {
-        for (uint32_t k = threadIdx.x & 31; k < in; k += 32)
-#pragma unroll
-            for (int o = 0; o < outs; o++) {
-                float weight = ft_dense_element(w[o], row[o], k);
-#pragma unroll
-                for (int r = 0; r < rows; r++)
-                    sum[o][r] = fmaf(weight, x->x[min((uint32_t)r, x->rows - 1) * x->stride + k], sum[o][r]);
-            }
+        between();
+        ft_rows_walk_slow<rows, outs>(sum, w, row, x);
     }
 #pragma unroll
     for (int o = 0; o < outs; o++)

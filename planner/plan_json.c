@@ -57,13 +57,35 @@ static json_t *lane_table(const struct ft_plan *plan, bool *good)
     return table;
 }
 
-int ft_plan_to_json(const struct ft_plan *plan, char **text, struct ft_error *err)
+static json_t *smallest_table(const struct ft_plan *smallest, bool *good)
+{
+    json_t *table = json_object();
+    for (uint32_t dense = 0; dense < 2; dense++) {
+        const struct ft_plan *plan = &smallest[dense];
+        json_t *row = json_object();
+        put_number(row, "device_bytes", plan->limit_bytes[FT_TIER_DEVICE], good);
+        put_number(row, "ram_bytes", plan->used_bytes[FT_TIER_RAM], good);
+        put_number(row, "slot_count", plan->slot_count, good);
+        put_number(row, "kv_tokens", (uint64_t)plan->page_count * plan->page_tokens, good);
+        put_number(row, "sequences_max", plan->sequences_max, good);
+        put_number(row, "chunk_rows", plan->chunk_rows, good);
+        put(row, "memory", memory_table(plan, good), good);
+        put(row, "runs", json_boolean(dense != FT_DENSE_TO_FP8 || (FT_FP8_USES & ~FT_FP8_USES_ACCEPTED) == 0),
+            good);
+        put(table, dense == FT_DENSE_TO_FP8 ? "fp8" : "bf16", row, good);
+    }
+    return table;
+}
+
+int ft_plan_to_json(const struct ft_plan *plan, const struct ft_plan *smallest, char **text,
+                    struct ft_error *err)
 {
     bool good = true;
     json_t *root = json_object();
     *text = NULL;
     put(root, "strategy", json_string(ft_strategy_name(plan->strategy)), &good);
     put(root, "strategy_reason", json_string(plan->strategy_reason), &good);
+    put(root, "dense", json_string(plan->dense == FT_DENSE_TO_FP8 ? "fp8" : "bf16"), &good);
     put(root, "device", json_string(ft_device_name(plan->device)), &good);
     put_number(root, "workers", plan->workers, &good);
     put(root, "fetch_share", json_real(plan->fetch_share), &good);
@@ -83,6 +105,8 @@ int ft_plan_to_json(const struct ft_plan *plan, char **text, struct ft_error *er
     put(root, "advice", json_string(plan->advice), &good);
     put(root, "tiers", tier_table(plan, &good), &good);
     put(root, "memory", memory_table(plan, &good), &good);
+    if (smallest)
+        put(root, "smallest_gpu", smallest_table(smallest, &good), &good);
     put(root, "ops", lane_table(plan, &good), &good);
     *text = good ? json_dumps(root, JSON_INDENT(2) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(6)) : NULL;
     json_decref(root);

@@ -13,6 +13,8 @@
 #define SNAPSHOT_BYTES_DEFAULT (UINT64_C(64) << 20)
 #define HOST_SLOT_DIVISOR 4u
 #define TILE_BYTES_MIN 65536u
+#define CHUNK_ROWS_SMALLEST 8u
+#define SMALLEST_ROUNDS 64u
 
 static bool needs_device(enum ft_strategy strategy)
 {
@@ -149,7 +151,7 @@ static uint64_t default_slots(const struct ft_plan_draft *draft)
     return FT_MIN(FT_MIN(draft->expert_count, wanted), (uint64_t)FT_SLOTS_DEFAULT_MAX);
 }
 
-/* Slots of a resolved strategy. */
+/* Slots of a strategy that is settled. */
 static void choose_slots(struct ft_plan_draft *draft)
 {
     const struct ft_plan_options *options = draft->options;
@@ -189,17 +191,18 @@ static void resolve_auto(struct ft_plan_draft *draft)
     if (plan->fits && !draft->options->slot_count && !(draft->options->slot_rate > 0)) {
         snprintf(plan->strategy_reason, room, "auto: all %llu experts fit the device",
                  (unsigned long long)draft->expert_count);
-    } else if (measured_share(draft->machine) > 0) {
-        plan->strategy = FT_STRATEGY_HYBRID;
-        snprintf(plan->strategy_reason, room, "auto: link and CPU together were measured at %.1f + %.1f GB/s",
+        return;
+    }
+    plan->strategy = FT_STRATEGY_AUTO; /* its policy chooses per layer */
+    if (measured_share(draft->machine) > 0)
+        snprintf(plan->strategy_reason, room,
+                 "what ends first, layer by layer; link and CPU together were measured at %.1f + %.1f GB/s",
                  draft->machine->link_overlap_bytes_per_s / 1e9,
                  draft->machine->cpu_overlap_bytes_per_s / 1e9);
-    } else {
-        plan->strategy = FT_STRATEGY_OFFLOAD;
+    else
         snprintf(plan->strategy_reason, room,
-                 "auto: not every expert fits the device, and CPU and link were not "
-                 "measured together");
-    }
+                 "what ends first, layer by layer; link and CPU were not measured%s",
+                 draft->options->deterministic ? " (--deterministic): defaults stay" : " yet");
 }
 
 static void choose_strategy(struct ft_plan_draft *draft)
@@ -233,6 +236,7 @@ static void begin_draft(struct ft_plan_draft *draft)
     memset(draft->plan, 0, sizeof *draft->plan);
     draft->plan->page_tokens = kv.page_tokens;
     draft->plan->deterministic = draft->options->deterministic;
+    draft->plan->dense = draft->sizes->dense;
     draft->plan->ple_in_ram = draft->options->ple_in_ram;
 }
 
@@ -264,4 +268,36 @@ int ft_plan_make(const struct ft_model *model, const struct ft_weight_sizes *siz
     if (!plan->fits)
         ft_plan_draft_advise(&draft);
     return ft_plan_check(plan, model, err);
+}
+
+int ft_plan_smallest_gpu(const struct ft_model *model, const struct ft_weight_sizes *sizes,
+                         const struct ft_machine *machine, const struct ft_plan_options *options,
+                         struct ft_plan *plan, struct ft_error *err)
+{
+    struct ft_machine gpu = *machine;
+    struct ft_plan_options wishes = *options;
+    gpu.device = FT_DEVICE_CUDA;
+    gpu.ram_bytes = gpu.device_memory_bytes = 0;
+    wishes.strategy = FT_STRATEGY_OFFLOAD;
+    wishes.device = FT_DEVICE_CUDA;
+    wishes.device_given = true;
+    wishes.sequences_max = FT_MAX(wishes.sequences_max, 1u);
+    wishes.chunk_rows = wishes.chunk_rows ? wishes.chunk_rows : CHUNK_ROWS_SMALLEST;
+    wishes.kv_tokens = wishes.kv_tokens
+                           ? wishes.kv_tokens
+                           : (uint32_t)FT_MIN(model->position_max ? model->position_max : KV_TOKENS_DEFAULT,
+                                              KV_TOKENS_DEFAULT);
+    wishes.slot_count = FT_MAX(model->topk * wishes.sequences_max, 1u);
+    wishes.slot_rate = -1;
+    wishes.ram_bytes = 0;
+    wishes.device_bytes = 0;
+    /* Staging is a share of the GPU's memory: the least that suffices is where need and memory meet. */
+    for (uint32_t i = 0; i < SMALLEST_ROUNDS; i++) {
+        int status = ft_plan_make(model, sizes, &gpu, &wishes, plan, err);
+        uint64_t used = plan->used_bytes[FT_TIER_DEVICE];
+        if (status != FT_OK || (wishes.device_bytes && plan->fits))
+            return status;
+        wishes.device_bytes = used;
+    }
+    return ft_error_set(err, FT_INTERNAL, "plan: no smallest GPU was found in %u rounds", SMALLEST_ROUNDS);
 }

@@ -10,7 +10,7 @@
 #define STAGING_BYTES_MAX (UINT64_C(64) << 20)
 #define STAGING_SHARE_OF_GPU 32u
 #define WORKSPACE_BYTES_MAX (UINT64_C(48) << 20)
-#define WORKSPACE_SHARE_OF_GPU 16u
+#define WORKSPACE_SHARE_OF_GPU 64u
 #define CHUNK_ROWS_MIN 8u
 
 static const struct {
@@ -50,6 +50,16 @@ static uint64_t workspace_bytes(const struct ft_plan_draft *draft, uint32_t chun
     return ft_plan_times(workspace.count, sizeof(float));
 }
 
+/* The prefill forms of a GPU's kernels need more than the activations. */
+static uint64_t scratch_bytes(const struct ft_plan_draft *draft)
+{
+    const struct ft_plan *plan = draft->plan;
+    if (plan->device != FT_DEVICE_CUDA)
+        return 0;
+    return ft_workspace_gpu_bytes(draft->model, ft_plan_rows_max(plan),
+                                  ft_plan_times(plan->page_count, plan->page_tokens));
+}
+
 /* The default chunk keeps the workspace small; a chunk that the user gave is only cut to the KV pool, which
  * it could never fill. */
 static uint32_t chunk_rows(const struct ft_plan_draft *draft)
@@ -73,10 +83,10 @@ static uint32_t staging_experts(const struct ft_plan_draft *draft)
         return 0;
     if (plan->strategy == FT_STRATEGY_FUSED)
         return 1;
-    /* On a GPU prefill streams whole layers through the two halves, if they are a small part of its memory.
-     */
-    uint64_t most = gpu ? FT_MAX(STAGING_BYTES_MAX, tier_limit(draft, FT_TIER_DEVICE) / STAGING_SHARE_OF_GPU)
-                        : STAGING_BYTES_MAX;
+    /* A large GPU holds whole layers in the two halves, which prefill then streams ahead of the routers. */
+    uint64_t layer = ft_plan_times(draft->model->expert_count, draft->sizes->expert_bytes_max);
+    bool whole = gpu && layer <= tier_limit(draft, FT_TIER_DEVICE) / STAGING_SHARE_OF_GPU;
+    uint64_t most = whole ? layer : STAGING_BYTES_MAX;
     uint64_t fit = FT_MAX(most / FT_MAX(draft->sizes->expert_bytes_max, UINT64_C(1)), UINT64_C(1));
     uint64_t active = ft_plan_times(plan->chunk_rows, draft->model->topk);
     return (uint32_t)FT_MAX(FT_MIN(FT_MIN(fit, active), (uint64_t)draft->model->expert_count), UINT64_C(1));
@@ -129,10 +139,12 @@ static void add_weight_terms(struct ft_plan_draft *draft, enum ft_tier near)
     struct ft_plan *plan = draft->plan;
     const struct ft_weight_sizes *sizes = draft->sizes;
     bool tied = draft->model->tied;
-    add_term(plan, FT_POOL_DENSE, near, sizes->dense_bytes, "all weights but experts, embedding and head");
+    const char *how = sizes->dense == FT_DENSE_TO_FP8 ? ": fp8, quantised at load" : "";
+    add_term(plan, FT_POOL_DENSE, near, sizes->dense_bytes, "all weights but experts, embedding and head%s",
+             how);
     add_term(plan, FT_POOL_EMBED, tied ? near : FT_TIER_RAM, sizes->embed_bytes, "%s",
              tied ? "the head reads it too" : "single rows are read");
-    add_term(plan, FT_POOL_HEAD, near, sizes->head_bytes, "read once a token");
+    add_term(plan, FT_POOL_HEAD, near, sizes->head_bytes, "read once a token%s", how);
     add_term(plan, FT_POOL_BANK, FT_TIER_RAM, sizes->expert_total_bytes, "%llu experts in %u layers, %s",
              (unsigned long long)draft->expert_count, sizes->moe_layer_count,
              ft_format_name(sizes->expert_format));
@@ -160,7 +172,8 @@ static void add_state_terms(struct ft_plan_draft *draft, enum ft_tier near)
     add_term(plan, FT_POOL_SNAPSHOTS, FT_TIER_RAM, plan->snapshot_bytes, "room for %llu states of %llu B: %s",
              (unsigned long long)(draft->state_bytes ? plan->snapshot_bytes / draft->state_bytes : 0),
              (unsigned long long)draft->state_bytes, knob_origin(draft, FT_KNOB_SNAPSHOTS));
-    add_term(plan, FT_POOL_WORKSPACE, near, workspace_bytes(draft, plan->chunk_rows),
+    add_term(plan, FT_POOL_WORKSPACE, near,
+             ft_plan_plus(workspace_bytes(draft, plan->chunk_rows), scratch_bytes(draft)),
              "%u rows, %u rows of logits: %s", ft_plan_rows_max(plan), plan->logit_rows_max,
              knob_origin(draft, FT_KNOB_CHUNK));
 }
@@ -249,6 +262,8 @@ void ft_plan_draft_settle(struct ft_plan_draft *draft)
 {
     bool fill =
         draft->plan->device == FT_DEVICE_CUDA && !draft->given[FT_KNOB_SLOTS] && draft->knob[FT_KNOB_SLOTS];
+    uint64_t wished[FT_KNOB_COUNT];
+    memcpy(wished, draft->knob, sizeof wished);
     ft_plan_draft_derive(draft);
     /* Fewer slots than one token uses would fetch in waves: that comes last. */
     halve_until_fit(draft, FT_KNOB_SLOTS, FT_MAX(draft->floor[FT_KNOB_SLOTS], (uint64_t)draft->model->topk));
@@ -259,6 +274,10 @@ void ft_plan_draft_settle(struct ft_plan_draft *draft)
     if (fill && draft->plan->fits && draft->plan->limit_bytes[FT_TIER_DEVICE])
         lower_knob(draft, FT_KNOB_SLOTS, FT_MIN(draft->expert_count, (uint64_t)FT_SLOTS_DEFAULT_MAX),
                    FT_TIER_COUNT);
+    uint64_t busy = ft_plan_times(draft->model->topk, wished[FT_KNOB_SEQUENCES]);
+    draft->plan->lowered = draft->knob[FT_KNOB_KV] < wished[FT_KNOB_KV] ||
+                           draft->knob[FT_KNOB_SEQUENCES] < wished[FT_KNOB_SEQUENCES] ||
+                           draft->knob[FT_KNOB_SLOTS] < FT_MIN(wished[FT_KNOB_SLOTS], busy);
 }
 
 /* ---- advice ---- */

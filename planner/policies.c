@@ -14,9 +14,8 @@ static const struct {
 
 /* Which policy serves a strategy; to try one of your own, name it here. */
 static const struct ft_policy *const policy_of_strategy[FT_STRATEGY_COUNT] = {
-    [FT_STRATEGY_FUSED] = &ft_policy_fused,
-    [FT_STRATEGY_OFFLOAD] = &ft_policy_offload,
-    [FT_STRATEGY_CPU] = &ft_policy_cpu,
+    [FT_STRATEGY_AUTO] = &ft_policy_auto,       [FT_STRATEGY_FUSED] = &ft_policy_fused,
+    [FT_STRATEGY_OFFLOAD] = &ft_policy_offload, [FT_STRATEGY_CPU] = &ft_policy_cpu,
     [FT_STRATEGY_HYBRID] = &ft_policy_hybrid,
 };
 
@@ -50,8 +49,5 @@ int ft_policies_find_for(const struct ft_policy **policy, enum ft_strategy strat
     *policy = strategy < FT_STRATEGY_COUNT ? policy_of_strategy[strategy] : NULL;
     if (*policy)
         return FT_OK;
-    return ft_error_set(err, FT_USAGE,
-                        "strategy %s has no policy: the plan resolves it to fused, offload, cpu or hybrid "
-                        "first",
-                        ft_strategy_name(strategy));
+    return ft_error_set(err, FT_USAGE, "strategy %d has no policy", (int)strategy);
 }

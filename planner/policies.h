@@ -18,7 +18,7 @@ const struct ft_policy *ft_policies_get(uint32_t index);
 const char *ft_policies_text(uint32_t index); /* what it does, one line */
 /* NULL: no such policy. "safe" is found too. */
 const struct ft_policy *ft_policies_find(const char *name);
-/* Of a resolved strategy; AUTO has none of its own. FT_USAGE lists the known names. */
+/* FT_USAGE: a strategy without one. */
 int ft_policies_find_for(const struct ft_policy **policy, enum ft_strategy strategy, struct ft_error *err);
 
 #endif

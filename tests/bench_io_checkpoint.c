@@ -320,7 +320,7 @@ static void measure(const char *dir)
         CHECK_OK(ft_checkpoint_open(&checkpoint, dir, &err), &err);
         REQUIRE(checkpoint);
         double opened = now_s();
-        CHECK_OK(ft_load_sizes(checkpoint, &sizes, &err), &err);
+        CHECK_OK(ft_load_sizes(checkpoint, 0, &sizes, &err), &err);
         double sized = now_s();
         CHECK_EQ(ft_checkpoint_tensor_count(checkpoint), spec_count);
         CHECK_EQ(sizes.moe_layer_count, LAYERS);

@@ -46,8 +46,7 @@ static inline void scratch_init(struct scratch *s, const char *fixture)
 {
     struct ft_error err;
     char from[512];
-    memset(s, 0, sizeof *s);
-    snprintf(s->dir, sizeof s->dir, "/tmp/ft_test_XXXXXX");
+    *s = (struct scratch){.dir = "/tmp/ft_test_XXXXXX"};
     CHECK(mkdtemp(s->dir) != NULL);
     if (!fixture)
         return;

@@ -69,6 +69,8 @@ answers() {
     same "stdin" " thereof shall be" "$(cat out)"
     expect 0 '' "$ft" run --quiet --model "$tiny" --stop " the moon" "In the beginning"
     same "stop string" " thereof shall be surely put to death for" "$(cat out)"
+    head -c 9000 /dev/zero | tr '\0' '7' >prompt
+    expect 0 'max_position_embeddings' "$ft" run --model "$tiny" --max-tokens 1 <prompt
     expect 0 'using the demo model' "$ft" run --max-tokens 1 hi
     expect 0 '' env FT_DEMO_MODEL="$tiny" "$ft" run --quiet --max-tokens 1 hi
 }
@@ -161,6 +163,15 @@ plans() {
     is_json out plan
     expect 1 'does not fit' "$ft" plan --model "$tiny" --ram 8M
     refuse 1 'does not fit' "$ft" run --quiet --model "$tiny" --ram 8M hi
+    expect 0 'smallest GPU:' "$ft" plan --model "$tiny"
+    expect 0 '"smallest_gpu"' "$ft" plan --json --model "$tiny"
+    expect 0 'fp8, quantised at load' "$ft" plan --model "$tiny" --dense fp8
+    refuse 1 '--dense fp8' "$ft" run --quiet --model "$tiny" --dense fp8 hi
+    refuse 2 'bf16' "$ft" plan --model "$tiny" --dense int8
+    expect 0 'fits' "$ft" plan --shape qwen3.8-flash-next --ram 128G --device cuda --vram 12G --strategy offload
+    expect 1 'does not fit' "$ft" plan --shape qwen3.8-flash-next --ram 128G --device cuda --vram 6G --strategy offload
+    expect 0 'fits' "$ft" plan --shape qwen3.8-flash-next --ram 128G --device cuda --vram 6G --strategy offload --dense fp8
+    refuse 2 '--shape' "$ft" plan --model "$tiny" --shape qwen3.8-flash-next
 }
 
 tokenizers() {
@@ -183,6 +194,12 @@ benches() {
     is_json out "bench jobs with the trace's share"
     expect 0 'ceiling_gbs' "$ft" bench kernels --json --rounds 1 --bank 4M --hidden 256 --width 128
     is_json out "bench kernels"
+    expect 0 '"max_error"' "$ft" bench kernels --json --rounds 1 --bank 4M --hidden 256 --width 128 --op mix_up
+    is_json out "bench kernels --op"
+    refuse 2 'ops are expert, matmul' "$ft" bench kernels --rounds 1 --bank 4M --op matmull
+    expect 0 'times_ceiling' "$ft" bench kernels --json --rounds 1 --bank 4M --step --steps 8 --model "$tiny"
+    is_json out "bench kernels --step"
+    expect 0 'x that' "$ft" bench kernels --rounds 1 --bank 4M --step --steps 4 --shape "$data/fixtures/qwen4_exp-bf16/config.json" --format mxfp4
     expect 0 '"gbs"' "$ft" bench load --json --rounds 1 --model "$tiny"
     is_json out "bench load"
     expect 0 'batch_us_p50' "$ft" bench ple --json --batches 20 --steps 50 --bytes 32M --file table

@@ -4,12 +4,14 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <map>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 using operation = std::function<void()>;
@@ -45,7 +47,11 @@ struct world {
     std::map<std::string, uint32_t> calls;
     std::string fail_name;
     uint32_t fail_nth = 0;
-    cudaError_t fail_error = cudaSuccess, sticky = cudaSuccess;
+    cudaError_t fail_error = cudaSuccess;
+    std::atomic<cudaError_t> sticky{cudaSuccess};
+    std::string stall_name;
+    uint32_t stall_nth = 0;
+    uint64_t stall_ns = 0;
     std::map<void *, size_t> device, pinned, registered;
     size_t device_bytes = 0, pinned_bytes = 0, streams = 0, events = 0, graphs = 0;
     uint64_t random = 1;
@@ -67,7 +73,7 @@ cudaError_t enter(const char *name)
     w.calls[name]++;
     if (w.fail_nth && w.fail_name == name && --w.fail_nth == 0)
         return note(w.fail_error);
-    return note(w.sticky);
+    return note(w.sticky.load());
 }
 
 uint64_t random_below(uint64_t bound)
@@ -85,6 +91,32 @@ void nap(uint64_t ns_max)
     struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
     if (ns)
         nanosleep(&t, nullptr);
+}
+
+// Something of that kind begins on a stream: counts it, stalls, fails. False: it does not run.
+bool begin_on_stream(const char *name, uint64_t delay_ns_max)
+{
+    uint64_t stall = 0;
+    {
+        std::lock_guard<std::mutex> lock(w.mutex);
+        w.calls[name]++;
+        if (w.fail_nth && w.fail_name == name && --w.fail_nth == 0)
+            w.sticky = w.fail_error;
+        if (w.fail_nth && w.fail_name == std::string("lost ") + name && --w.fail_nth == 0)
+            return false;
+        if (w.stall_nth && w.stall_name == name && --w.stall_nth == 0)
+            stall = w.stall_ns;
+        if (w.sticky.load())
+            return false; // nothing runs on a GPU that is lost
+    }
+    struct timespec t = {(time_t)(stall / 1000000000u), (long)(stall % 1000000000u)};
+    if (stall == UINT64_MAX)
+        for (;;)
+            pause();
+    if (stall)
+        nanosleep(&t, nullptr);
+    nap(delay_ns_max);
+    return true;
 }
 
 void run_stream(fake_stream *s)
@@ -142,7 +174,7 @@ void fake_cuda_init(const fake_cuda_options *options)
     std::lock_guard<std::mutex> lock(w.mutex);
     w.options = *options;
     w.calls.clear();
-    w.fail_nth = 0;
+    w.fail_nth = w.stall_nth = 0;
     w.sticky = cudaSuccess;
     w.random = options->seed * 2 + 1;
     last_error = cudaSuccess;
@@ -154,6 +186,14 @@ void fake_cuda_fail(const char *name, uint32_t nth, int error)
     w.fail_name = name ? name : "";
     w.fail_nth = name ? nth : 0;
     w.fail_error = (cudaError_t)error;
+}
+
+void fake_cuda_stall(const char *name, uint32_t nth, uint64_t ns)
+{
+    std::lock_guard<std::mutex> lock(w.mutex);
+    w.stall_name = name ? name : "";
+    w.stall_nth = name ? nth : 0;
+    w.stall_ns = ns;
 }
 
 uint32_t fake_cuda_calls(const char *name)
@@ -176,16 +216,8 @@ int ft_emulated_launch(void *stream, dim3 grid, dim3 block, size_t shared_bytes,
     if (error)
         return error;
     return push((fake_stream *)stream, [=] {
-        {
-            std::lock_guard<std::mutex> lock(w.mutex);
-            w.calls["kernel"]++;
-            if (w.fail_nth && w.fail_name == "kernel" && --w.fail_nth == 0)
-                w.sticky = w.fail_error;
-            if (w.sticky)
-                return; // nothing runs on a GPU that is lost
-        }
-        nap(w.options.kernel_delay_ns_max);
-        ft_emulated_run(grid, block, shared_bytes, body);
+        if (begin_on_stream("kernel", w.options.kernel_delay_ns_max))
+            ft_emulated_run(grid, block, shared_bytes, body);
     });
 }
 
@@ -259,13 +291,13 @@ cudaError_t cudaGetLastError(void)
     cudaError_t error = last_error;
     last_error = cudaSuccess;
     std::lock_guard<std::mutex> lock(w.mutex);
-    return w.sticky ? w.sticky : error;
+    return w.sticky.load() ? w.sticky.load() : error;
 }
 
 cudaError_t cudaPeekAtLastError(void)
 {
     std::lock_guard<std::mutex> lock(w.mutex);
-    return w.sticky ? w.sticky : last_error;
+    return w.sticky.load() ? w.sticky.load() : last_error;
 }
 
 cudaError_t cudaMalloc(void **out, size_t bytes)
@@ -364,7 +396,10 @@ cudaError_t cudaMemset(void *memory, int value, size_t bytes)
 cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t stream)
 {
     cudaError_t error = enter("cudaMemsetAsync");
-    return error ? error : push(stream, [=] { memset(memory, value, bytes); });
+    return error ? error : push(stream, [=] {
+        if (!w.sticky.load())
+            memset(memory, value, bytes);
+    });
 }
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind)
@@ -380,25 +415,33 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
     cudaError_t error = enter("cudaMemcpyAsync");
     if (error)
         return error;
-    bool pageable = true, inside;
+    bool pageable = true, captured = false;
     {
         std::lock_guard<std::mutex> lock(w.mutex);
         for (auto *regions : {&w.device, &w.pinned, &w.registered}) {
-            auto it = regions->upper_bound((void *)from);
+            auto it = regions->upper_bound((void *)((const char *)from + bytes - 1));
             if (it == regions->begin())
                 continue;
             --it;
-            inside = (const char *)from < (const char *)it->first + it->second;
-            pageable &= !inside;
+            const char *begin = (const char *)from, *end = begin + bytes, *last = (const char *)it->first + it->second;
+            if (last > (const char *)from && (begin < (const char *)it->first || end > last))
+                return note(cudaErrorInvalidValue); // registered in part: refused
+            pageable &= last <= begin;
         }
     }
-    if (pageable && stream && !stream->capture) { // staged before the call returns, as the runtime does
+    if (stream) {
+        std::lock_guard<std::mutex> lock(stream->mutex);
+        captured = stream->capture != nullptr;
+    }
+    if (pageable && stream && !captured) { // staged before the call returns, as the runtime does
         std::vector<char> copy((const char *)from, (const char *)from + bytes);
-        return push(stream, [=] { memcpy(to, copy.data(), bytes); });
+        return push(stream, [=] {
+            if (begin_on_stream("copy", w.options.copy_delay_ns_max))
+                memcpy(to, copy.data(), bytes);
+        });
     }
     return push(stream, [=] {
-        nap(w.options.copy_delay_ns_max);
-        if (!w.sticky)
+        if (begin_on_stream("copy", w.options.copy_delay_ns_max))
             memcpy(to, from, bytes);
     });
 }

@@ -24,9 +24,13 @@ struct fake_cuda_options {
     uint64_t seed;
 };
 void fake_cuda_init(const struct fake_cuda_options *options);
-/* The call of that name fails with `error` at its `nth` call from now (1 = the next); once. name "kernel": a kernel on a
- * stream: the error is sticky, as on a GPU. NULL clears. */
+/* The call of that name fails with `error` at its `nth` call from now (1 = the next); once. name "kernel" or "copy": one
+ * that runs on a stream: the error is sticky, as on a GPU, and nothing runs any more. "lost copy": it does not happen, and
+ * nobody is told. NULL clears. */
 void fake_cuda_fail(const char *name, uint32_t nth, int error);
+/* The nth copy ("copy") or kernel ("kernel") that runs on a stream from now stops there for `ns`; UINT64_MAX: until
+ * fake_cuda_init, which nobody should call while streams live. NULL clears. */
+void fake_cuda_stall(const char *name, uint32_t nth, uint64_t ns);
 /* Calls of that name since init. */
 uint32_t fake_cuda_calls(const char *name);
 /* Bytes and pieces that were not given back; streams, events and graphs still alive. */

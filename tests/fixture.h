@@ -10,12 +10,21 @@
 #include "tests/test.h"
 #include "tools/open.h"
 
+/* Checkpoints under fixtures/ that have a reference. */
+#define FIXTURE_NAMES                                                                                        \
+    "qwen3_moe-bf16", "qwen3_moe-bf16-sharded-tied", "qwen3_moe-nvfp4-compressed_tensors",                   \
+        "qwen3_moe-fp8_block", "qwen4_exp-bf16", "qwen4_exp-nvfp4-modelopt", "qwen3_5_moe-bf16",             \
+        "gpt_oss-mxfp4", "qwen3_5_moe-fused-bf16", "qwen3_5_moe-fused-fp8_block", "qwen3_moe-dense-layers",  \
+        "qwen3_moe-mixed-formats", "qwen3_moe-fp8_block-edges", "gpt_oss-mxfp4-variant",                     \
+        "qwen4_exp-eos-list"
+
 struct fixture_config {
     enum ft_strategy strategy;
     enum ft_device device;
     uint32_t workers, chunk, slots, sequences;
     double share, link_gbs, link_delay_us;
     const char *isa, *trace, *replay;
+    uint32_t fp8_uses; /* dense matrices to quantise, enum ft_dense_use */
     bool all_logits, deterministic, ram_tables;
     enum ft_handshake handshake; /* of a GPU */
 };
@@ -46,6 +55,7 @@ static int fixture_open(struct ft_engine *engine, const char *dir, const struct 
     options.trace = config->trace;
     options.replay = config->replay;
     options.handshake = config->handshake;
+    options.fp8_uses = config->fp8_uses;
     options.quiet = true;
     options.pin = false;
     return ft_engine_open(engine, &options, err);
@@ -53,7 +63,7 @@ static int fixture_open(struct ft_engine *engine, const char *dir, const struct 
 
 /* Runs until nothing is queued; appends each sequence's new tokens to out[handle] (when out is not NULL).
  * Returns the number of failed sequences. */
-static uint32_t fixture_drain(struct ft_session *session, uint32_t out[][256], uint32_t *counts)
+static inline uint32_t fixture_drain(struct ft_session *session, uint32_t out[][256], uint32_t *counts)
 {
     struct ft_error err;
     struct ft_event *events = malloc(2 * FT_SEQUENCES_MAX * sizeof *events);

@@ -98,6 +98,8 @@ TEST(tiles_of_an_op_cover_its_axis_exactly_once)
         tiled += j - i > 1;
         if (graph.op[i] == FT_OP_MIX_UP || graph.op[i] == FT_OP_ATTN_OUT || graph.op[i] == FT_OP_COMBINE)
             CHECK_EQ(at, m.hidden);
+        if (graph.op[i] == FT_OP_ROUTER_LOGITS)
+            CHECK(at == m.expert_count && j - i > 1); /* 4 KiB of weights, tiles of 1 KiB */
         if (graph.op[i] == FT_OP_HEAD)
             CHECK_EQ(at, m.vocab);
         if (graph.op[i] == FT_OP_LINEAR_PROJECT)

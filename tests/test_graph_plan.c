@@ -51,7 +51,8 @@ TEST(a_consistent_plan_passes)
 TEST(every_inconsistency_is_named)
 {
     struct ft_error err;
-    BREAKS(plan.strategy = FT_STRATEGY_AUTO, "not a resolved one");
+    BREAKS(plan.strategy = FT_STRATEGY_COUNT, "does not exist");
+    BREAKS(plan.strategy = FT_STRATEGY_AUTO, "without a device");
     BREAKS(plan.strategy = FT_STRATEGY_OFFLOAD, "without a device");
     BREAKS(plan.workers = 0, "0 workers");
     BREAKS(plan.sequences_max = 1000, "1000 sequences");

@@ -2,6 +2,7 @@
 #include "graph/arena.h"
 #include "io/bind.h"
 #include "io/load.h"
+#include "io/quantise.h"
 #include "tests/checkpoint_files.h"
 
 #include <fcntl.h>
@@ -25,6 +26,9 @@ static const char *const fixtures[] = {
     FT_DATA_DIR "/ft-tiny",
 };
 
+static uint32_t fp8_uses; /* how the next checkpoint is bound */
+static bool backwards;    /* its pieces come last first */
+
 /* A checkpoint bound and read with plain pread. */
 struct bound {
     struct ft_checkpoint *checkpoint;
@@ -47,8 +51,9 @@ static int read_part(struct bound *b, const struct ft_load_part *part, uint64_t 
     char *buffer = malloc(part->bytes + 1);
     int status = FT_OK;
     CHECK_EQ(pread(fd, buffer + 1, part->bytes, (off_t)part->offset), part->bytes);
-    for (uint64_t from = 0; from < part->bytes && !status; from += units * part->unit_bytes) {
-        uint64_t bytes = FT_MIN(units * part->unit_bytes, part->bytes - from);
+    uint64_t step = units * part->unit_bytes, pieces = ft_div_up(part->bytes, step);
+    for (uint64_t i = 0; i < pieces && !status; i++) {
+        uint64_t from = (backwards ? pieces - 1 - i : i) * step, bytes = FT_MIN(step, part->bytes - from);
         status = ft_bind_apply(b->bind, part, buffer + 1 + from, from, bytes, b->arena.base, err);
     }
     free(buffer);
@@ -61,7 +66,7 @@ static int bound_open(struct bound *b, const char *dir, uint64_t units, struct f
     *b = (struct bound){0};
     int status = ft_checkpoint_open(&b->checkpoint, dir, err);
     if (!status)
-        status = ft_bind_open(&b->bind, b->checkpoint, err);
+        status = ft_bind_open(&b->bind, b->checkpoint, fp8_uses, err);
     if (!status)
         status = ft_arena_init(&b->arena, "model", ft_bind_arena_bytes(b->bind), err);
     if (status) {
@@ -125,7 +130,7 @@ TEST(parts_are_sorted_disjoint_and_inside_files_and_arena)
         struct ft_checkpoint *checkpoint;
         struct ft_bind *bind = NULL;
         CHECK_OK(ft_checkpoint_open(&checkpoint, fixtures[f], &err), &err);
-        CHECK_OK(ft_bind_open(&bind, checkpoint, &err), &err);
+        CHECK_OK(ft_bind_open(&bind, checkpoint, 0, &err), &err);
         REQUIRE(bind);
         const struct ft_load_part *p = ft_bind_parts(bind);
         uint64_t sum = 0, arena = ft_bind_arena_bytes(bind);
@@ -160,7 +165,7 @@ TEST(destinations_do_not_overlap)
         struct ft_checkpoint *checkpoint;
         struct ft_bind *bind = NULL;
         CHECK_OK(ft_checkpoint_open(&checkpoint, fixtures[f], &err), &err);
-        CHECK_OK(ft_bind_open(&bind, checkpoint, &err), &err);
+        CHECK_OK(ft_bind_open(&bind, checkpoint, 0, &err), &err);
         REQUIRE(bind);
         const struct ft_load_part *p = ft_bind_parts(bind);
         uint8_t *seen = calloc(1, ft_bind_arena_bytes(bind));
@@ -471,6 +476,78 @@ TEST(f16_matrices_become_f32_and_f16_vectors_too)
     scratch_fini(&s);
 }
 
+/* 64 x 128 of f16 or f32: both gather as f32, whatever order and size the pieces have. */
+static void check_gathered(enum ft_dtype dtype, const void *weights, const float *values)
+{
+    struct ft_error err;
+    struct scratch s;
+    struct bound b;
+    uint8_t data[64 * 128];
+    float scale;
+    scratch_init(&s, FIXTURE("qwen3_moe-bf16"));
+    struct ft_array *k = scratch_array(&s, "model.layers.0.self_attn.k_proj.weight");
+    REQUIRE(k->shape[0] == 64 && k->shape[1] == 128);
+    k->data = weights;
+    k->dtype = dtype;
+    scratch_save(&s);
+    CHECK(ft_quantise_fp8(values, FT_FORMAT_F32, 64, 128, data, &scale));
+    fp8_uses = FT_FP8_USES;
+    for (int back = 0; back < 2; back++) {
+        backwards = back;
+        CHECK_OK(bound_open(&b, s.dir, back ? 77 : 3, &err), &err);
+        REQUIRE(b.w);
+        const struct ft_matrix *got = &b.w->layers[0].attention.k;
+        CHECK_EQ(got->format, FT_FORMAT_FP8_BLOCK);
+        CHECK(memcmp(got->data, data, sizeof data) == 0);
+        CHECK(*(const float *)got->scale == scale);
+        CHECK_EQ(b.w->layers[0].router.format, FT_FORMAT_BF16);
+        bound_fini(&b);
+    }
+    fp8_uses = 0;
+    backwards = false;
+    scratch_fini(&s);
+}
+
+TEST(f16_and_f32_matrices_are_quantised_from_their_values)
+{
+    static float floats[64 * 128], halves_as_floats[64 * 128];
+    static uint16_t halves[64 * 128];
+    for (uint32_t i = 0; i < 64 * 128; i++) {
+        uint32_t exponent = 1 + i * 7 % 29, mantissa = i * 2654435761u >> 22;
+        halves[i] = (uint16_t)((i % 3 ? 0 : 0x8000) | exponent << 10 | mantissa);
+        halves_as_floats[i] = ldexpf((float)(1024 + mantissa) * (i % 3 ? 1 : -1), (int)exponent - 25);
+        floats[i] = halves_as_floats[i] * 1.2345678e-3f;
+    }
+    check_gathered(FT_DTYPE_F16, halves, halves_as_floats);
+    check_gathered(FT_DTYPE_F32, floats, floats);
+}
+
+/* A load that is given up midway leaves bands that wait for their last byte. */
+TEST(half_a_band_is_freed_with_the_bind)
+{
+    struct ft_error err;
+    struct ft_checkpoint *checkpoint;
+    struct ft_bind *bind;
+    struct ft_arena arena;
+    CHECK_OK(ft_checkpoint_open(&checkpoint, FIXTURE("qwen4_exp-bf16"), &err), &err);
+    CHECK_OK(ft_bind_open(&bind, checkpoint, FT_FP8_USES, &err), &err);
+    CHECK_OK(ft_arena_init(&arena, "model", ft_bind_arena_bytes(bind), &err), &err);
+    (void)ft_bind_place(bind, arena.base);
+    const struct ft_load_part *parts = ft_bind_parts(bind);
+    uint32_t halves = 0;
+    for (uint32_t i = 0; i < ft_bind_part_count(bind); i++) {
+        char *zeros = parts[i].quantised ? calloc(1, parts[i].bytes) : NULL;
+        if (zeros)
+            CHECK_OK(ft_bind_apply(bind, &parts[i], zeros, 2, parts[i].bytes - 2, arena.base, &err), &err);
+        halves += zeros != NULL;
+        free(zeros);
+    }
+    CHECK(halves > 10);
+    ft_bind_close(bind);
+    ft_arena_fini(&arena);
+    ft_checkpoint_close(checkpoint);
+}
+
 /* What must be refused, and by which words. */
 TEST(missing_and_misshapen_tensors_are_named)
 {
@@ -718,7 +795,7 @@ TEST(sizes_of_the_small_real_model)
     struct ft_weight_sizes sizes;
     CHECK_OK(ft_checkpoint_open(&checkpoint, FT_DATA_DIR "/ft-tiny", &err), &err);
     REQUIRE(checkpoint);
-    CHECK_OK(ft_load_sizes(checkpoint, &sizes, &err), &err);
+    CHECK_OK(ft_load_sizes(checkpoint, 0, &sizes, &err), &err);
     CHECK_EQ(sizes.expert_format, FT_FORMAT_NVFP4);
     CHECK_EQ(sizes.expert_bytes_max, 3 * 64 * 256 / 2 + 3 * 64 * 256 / 16 + 64);
     CHECK_EQ(sizes.expert_total_bytes, 8 * 32 * sizes.expert_bytes_max);
@@ -729,15 +806,16 @@ TEST(sizes_of_the_small_real_model)
     ft_checkpoint_close(checkpoint);
 }
 
-TEST_MAIN(RUN(parts_are_sorted_disjoint_and_inside_files_and_arena) RUN(destinations_do_not_overlap)
-              RUN(bf16_weights_arrive_as_they_are_stored)
-                  RUN(nvfp4_globals_are_stored_or_inverted_as_the_naming_says)
-                      RUN(fp8_blocks_keep_their_scales) RUN(interleaved_rows_are_dealt_to_gate_and_up)
-                          RUN(tied_head_is_the_embedding) RUN(fused_experts_equal_single_ones)
-                              RUN(fused_fp8_experts_keep_their_scales)
-                                  RUN(fused_experts_that_cannot_be_read_are_named)
-                                      RUN(layers_may_have_different_formats)
-                                          RUN(f16_matrices_become_f32_and_f16_vectors_too)
+TEST_MAIN(RUN(parts_are_sorted_disjoint_and_inside_files_and_arena) RUN(destinations_do_not_overlap) RUN(
+    bf16_weights_arrive_as_they_are_stored) RUN(nvfp4_globals_are_stored_or_inverted_as_the_naming_says)
+              RUN(fp8_blocks_keep_their_scales) RUN(interleaved_rows_are_dealt_to_gate_and_up)
+                  RUN(tied_head_is_the_embedding) RUN(fused_experts_equal_single_ones)
+                      RUN(fused_fp8_experts_keep_their_scales)
+                          RUN(fused_experts_that_cannot_be_read_are_named)
+                              RUN(layers_may_have_different_formats)
+                                  RUN(f16_matrices_become_f32_and_f16_vectors_too)
+                                      RUN(f16_and_f32_matrices_are_quantised_from_their_values)
+                                          RUN(half_a_band_is_freed_with_the_bind)
                                               RUN(missing_and_misshapen_tensors_are_named)
                                                   RUN(damaged_scales_are_named)
                                                       RUN(blocks_that_do_not_fit_are_named)

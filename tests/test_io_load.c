@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "io/bind.h"
 #include "io/load.h"
+#include "io/quantise.h"
 #include "io_refusal.h"
 #include "test.h"
 
@@ -82,7 +83,7 @@ static int count_different(const struct ft_checkpoint *checkpoint, const struct 
     struct ft_error err;
     struct ft_bind *bind;
     int different = 0;
-    if (ft_bind_open(&bind, checkpoint, &err))
+    if (ft_bind_open(&bind, checkpoint, 0, &err))
         return -1;
     const struct ft_load_part *parts = ft_bind_parts(bind);
     for (uint32_t p = 0; p < ft_bind_part_count(bind); p++) {
@@ -123,7 +124,7 @@ static void check_load(const char *name, const struct ft_load_options *options)
     close(fd);
     free(bytes);
     struct ft_weight_sizes sizes;
-    CHECK_OK(ft_load_sizes(checkpoint, &sizes, &err), &err);
+    CHECK_OK(ft_load_sizes(checkpoint, 0, &sizes, &err), &err);
     CHECK(memcmp(&sizes, &loaded.sizes, sizeof sizes) == 0);
     ft_loaded_fini(&loaded);
     CHECK(loaded.arena.base == NULL);
@@ -167,6 +168,86 @@ TEST(refused_rings_and_refused_direct_reads_cost_nothing_but_speed)
     CHECK(code == 0 || code == 77);
     code = run_in_child(refuse_direct, EINVAL, child_loads);
     CHECK(code == 0 || code == 77);
+}
+
+/* ---- quantised while it is loaded ---- */
+
+/* The fp8_block matrix is what the stored one gives at one go. */
+static void check_quantised(const struct ft_matrix *got, const struct ft_matrix *stored)
+{
+    if (!stored->data || (stored->format != FT_FORMAT_BF16 && stored->format != FT_FORMAT_F32)) {
+        CHECK_EQ(got->format, stored->format);
+        return;
+    }
+    uint64_t count = (uint64_t)stored->out * stored->in;
+    uint64_t scales = ft_div_up(stored->out, FT_QUANTISE_BLOCK) * ft_div_up(stored->in, FT_QUANTISE_BLOCK);
+    uint8_t *data = malloc(count);
+    float *scale = malloc(scales * sizeof *scale);
+    CHECK(ft_quantise_fp8(stored->data, stored->format, stored->out, stored->in, data, scale));
+    CHECK_EQ(got->format, FT_FORMAT_FP8_BLOCK);
+    CHECK(got->out == stored->out && got->in == stored->in);
+    CHECK(got->block_out == FT_QUANTISE_BLOCK && got->block_in == FT_QUANTISE_BLOCK);
+    CHECK(memcmp(got->data, data, count) == 0);
+    CHECK(memcmp(got->scale, scale, scales * sizeof *scale) == 0);
+    free(data);
+    free(scale);
+}
+
+static void check_layer(const struct ft_layer_weights *got, const struct ft_layer_weights *stored)
+{
+    check_quantised(&got->attention_mix.down, &stored->attention_mix.down);
+    check_quantised(&got->mlp_mix.up, &stored->mlp_mix.up);
+    check_quantised(&got->attention.q, &stored->attention.q);
+    check_quantised(&got->attention.o, &stored->attention.o);
+    check_quantised(&got->linear.qkv, &stored->linear.qkv);
+    check_quantised(&got->linear.out, &stored->linear.out);
+    check_quantised(&got->ple.key, &stored->ple.key);
+    check_quantised(&got->shared.down, &stored->shared.down);
+    check_quantised(&got->dense.gate, &stored->dense.gate);
+    CHECK_EQ(got->router.format, stored->router.format);
+    CHECK_EQ(got->attention.index_qk.format, stored->attention.index_qk.format);
+    CHECK_EQ(got->linear.a.format, stored->linear.a.format);
+    CHECK_EQ(got->attention_mix.inject.format, stored->attention_mix.inject.format);
+    CHECK_EQ(got->shared_gate.format, stored->shared_gate.format);
+}
+
+static void check_fp8_load(const char *name, uint32_t depth)
+{
+    struct ft_error err;
+    struct ft_loaded stored, fp8;
+    struct ft_weight_sizes sizes;
+    struct ft_checkpoint *checkpoint = open_data(name);
+    const struct ft_model *model = ft_checkpoint_model(checkpoint);
+    const struct ft_load_options options = {.depth = depth, .fp8_uses = FT_FP8_USES};
+    CHECK_OK(ft_load(checkpoint, NULL, &stored, NULL, &err), &err);
+    CHECK_OK(ft_load(checkpoint, &options, &fp8, NULL, &err), &err);
+    REQUIRE(stored.arena.base && fp8.arena.base);
+    if (!model->tied)
+        check_quantised(&fp8.weights.head, &stored.weights.head);
+    CHECK_EQ(fp8.weights.embed.format, FT_FORMAT_BF16);
+    for (uint32_t i = 0; i < model->layer_count; i++) {
+        check_layer(&fp8.weights.layers[i], &stored.weights.layers[i]);
+        if (!model->layers[i].dense) /* experts are no concern of it */
+            CHECK(memcmp(fp8.weights.layers[i].experts, stored.weights.layers[i].experts,
+                         (uint64_t)model->expert_count * stored.weights.layers[i].expert_layout.stride) == 0);
+    }
+    CHECK_OK(ft_load_sizes(checkpoint, FT_FP8_USES, &sizes, &err), &err);
+    CHECK(memcmp(&sizes, &fp8.sizes, sizeof sizes) == 0);
+    CHECK_EQ(sizes.dense, FT_DENSE_TO_FP8);
+    CHECK(sizes.dense_bytes + sizes.head_bytes <= stored.sizes.dense_bytes + stored.sizes.head_bytes);
+    CHECK_EQ(sizes.embed_bytes, stored.sizes.embed_bytes);
+    ft_loaded_fini(&stored);
+    ft_loaded_fini(&fp8);
+    ft_checkpoint_close(checkpoint);
+}
+
+TEST(dense_matrices_are_quantised_as_if_at_one_go)
+{
+    static const uint32_t depths[] = {1, 2, 64};
+    for (size_t i = 0; i < NAMES; i++)
+        check_fp8_load(names_[i], 0);
+    for (int d = 0; d < 3; d++)
+        check_fp8_load("ft-tiny", depths[d]);
 }
 
 /* ---- progress, cancelling, damage ---- */
@@ -282,8 +363,30 @@ TEST(a_damaged_number_is_found_and_named)
     remove_tiny(dir);
 }
 
-TEST_MAIN(RUN(every_checkpoint_is_loaded_byte_for_byte) RUN(depths_and_backends_give_the_same_bytes)
-              RUN(refused_rings_and_refused_direct_reads_cost_nothing_but_speed)
-                  RUN(progress_rises_and_ends_once_at_the_total) RUN(cancelling_leaves_nothing)
-                      RUN(files_cut_before_or_while_they_are_loaded_are_named)
-                          RUN(a_damaged_number_is_found_and_named))
+TEST(damage_in_a_matrix_that_is_quantised_is_named)
+{
+    struct ft_error err;
+    struct ft_loaded loaded;
+    char dir[64];
+    copy_tiny(dir, sizeof dir);
+    struct ft_checkpoint *checkpoint = open_checkpoint(dir);
+    const struct ft_load_options options = {.fp8_uses = FT_FP8_USES};
+    const struct ft_tensor *tensor = ft_checkpoint_find(checkpoint, "lm_head.weight");
+    REQUIRE(tensor && tensor->dtype == FT_DTYPE_BF16);
+    static const unsigned char infinity[2] = {0x80, 0x7f};
+    int fd = open(ft_checkpoint_file_path(checkpoint, tensor->file), O_WRONLY);
+    CHECK_EQ(pwrite(fd, infinity, 2, (off_t)(tensor->offset + 246)), 2);
+    close(fd);
+    CHECK_FAILS(ft_load(checkpoint, &options, &loaded, NULL, &err), FT_NUMERIC,
+                "lm_head.weight: element 123 ", &err);
+    CHECK(loaded.arena.base == NULL);
+    ft_checkpoint_close(checkpoint);
+    remove_tiny(dir);
+}
+
+TEST_MAIN(RUN(every_checkpoint_is_loaded_byte_for_byte) RUN(dense_matrices_are_quantised_as_if_at_one_go)
+              RUN(damage_in_a_matrix_that_is_quantised_is_named) RUN(depths_and_backends_give_the_same_bytes)
+                  RUN(refused_rings_and_refused_direct_reads_cost_nothing_but_speed)
+                      RUN(progress_rises_and_ends_once_at_the_total) RUN(cancelling_leaves_nothing)
+                          RUN(files_cut_before_or_while_they_are_loaded_are_named)
+                              RUN(a_damaged_number_is_found_and_named))

@@ -5,6 +5,7 @@
 #include "test.h"
 
 #include <fcntl.h>
+#include <time.h>
 
 #define ROW_BYTES 160u
 #define ROW_COUNT 20000u
@@ -75,6 +76,9 @@ static void check_batches(const char *path, uint32_t row_bytes, uint64_t row_cou
         }
         memset(got, 0xee, (size_t)count * row_bytes);
         CHECK_OK(ft_row_reader_submit(reader, wants, count, &err), &err);
+        for (uint32_t look = 0; batch % 3 && look < 100000; look++) /* some batches come in while we look */
+            if (ft_row_reader_poll(reader, batch % 3 == 1 ? 0 : 20000))
+                break;
         CHECK_OK(ft_row_reader_wait(reader, 10 * SECOND, &err), &err);
         for (uint32_t i = 0; i < count; i++)
             wrong += pread(fd, wanted, row_bytes, (off_t)(wants[i].row * row_bytes)) != (ssize_t)row_bytes ||
@@ -130,6 +134,36 @@ TEST(tmpfs_works_with_or_without_direct_reads)
     check_batches(path, 100, 1000, FT_ROWS_DISK, FT_IO_PREAD, 64);
     check_batches(path, 100, 1000, FT_ROWS_RAM, FT_IO_AUTO, 64);
     unlink(path);
+}
+
+TEST(looking_alone_brings_the_rows_in)
+{
+    struct ft_error err;
+    struct ft_row_tables *tables;
+    CHECK_OK(ft_row_tables_open_file(&tables, path_, ROW_BYTES, &err), &err);
+    for (int io = FT_IO_AUTO; io < FT_IO_BACKEND_COUNT; io += 2) {
+        struct ft_row_reader *reader;
+        struct ft_row_reader_options options = {.rows_max = 4, .io_backend = (enum ft_io_backend)io};
+        unsigned char got[ROW_BYTES], wanted[ROW_BYTES];
+        struct ft_row_want want = {.row = 4321, .destination = got};
+        CHECK_OK(ft_row_reader_open(&reader, tables, &options, &err), &err);
+        CHECK(ft_row_reader_poll(reader, 0)); /* nothing to look for */
+        CHECK_OK(ft_row_reader_submit(reader, &want, 1, &err), &err);
+        bool there = false;
+        for (uint32_t look = 0; look < 10000 && !there; look++) {
+            there = ft_row_reader_poll(reader, 0);
+            if (!there)
+                nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        }
+        CHECK(there);
+        CHECK_OK(ft_row_reader_wait(reader, 0, &err), &err); /* has nothing left to wait for */
+        int fd = open(path_, O_RDONLY);
+        CHECK_EQ(pread(fd, wanted, ROW_BYTES, 4321 * ROW_BYTES), ROW_BYTES);
+        close(fd);
+        CHECK(memcmp(wanted, got, ROW_BYTES) == 0);
+        ft_row_reader_close(reader);
+    }
+    ft_row_tables_close(tables);
 }
 
 TEST(equal_and_neighbouring_rows_share_a_read)
@@ -456,7 +490,7 @@ TEST(tables_that_do_not_fit_the_model_are_refused_by_name)
 
 TEST_MAIN(make_tables(); RUN(random_rows_equal_pread_on_every_backend) RUN(long_odd_and_tiny_rows_are_whole)
               RUN(tmpfs_works_with_or_without_direct_reads) RUN(equal_and_neighbouring_rows_share_a_read)
-                  RUN(wrong_calls_are_refused_and_harmless)
+                  RUN(looking_alone_brings_the_rows_in) RUN(wrong_calls_are_refused_and_harmless)
                       RUN(a_file_cut_while_open_is_named_and_the_reader_goes_on)
                           RUN(a_late_batch_is_forgotten_and_later_ones_are_right)
                               RUN(refused_rings_and_direct_reads_cost_nothing_but_speed)

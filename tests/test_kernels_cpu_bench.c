@@ -4,50 +4,97 @@
 #include "kernels_cpu/bench_kernels.h"
 #include "tests/test.h"
 
-#define RESULTS 128
-static void print_table(const struct ft_bench_kernels_result *results, uint32_t count, double ceiling,
-                        uint32_t threads)
+#define RESULTS 512
+
+static void print_table(const struct ft_bench_kernels_result *results, uint32_t count,
+                        const struct ft_bench_roof *roof)
 {
-    printf("read ceiling %.2f GB/s with %u threads\n", ceiling, threads);
+    printf("read ceiling %.2f GB/s with %u threads\n", roof->ceiling_gbs, roof->ceiling_threads);
     for (uint32_t i = 0; i < count; i++)
         printf(
-            "%-7s %-10s %-7s rows %2u threads %u %7.2f GB/s %8.2f Gflop/s %5.1f%% of ceiling, error %.2e\n",
+            "%-12s %-10s %-8s rows %2u threads %u %7.2f GB/s %8.2f Gflop/s %5.1f%% of ceiling, error %.2e\n",
             ft_bench_op_name(results[i].op), ft_format_name(results[i].format), ft_isa_name(results[i].isa),
             results[i].rows, results[i].threads, results[i].gbs, results[i].gflops,
             100 * results[i].ceiling_fraction, results[i].max_error);
 }
 
+static double tolerance_of(enum ft_isa isa)
+{
+    return ft_isa_is_int8(isa) ? 5e-2 : 1e-5;
+}
+
 static void measure(const struct ft_bench_kernels_options *options, bool print)
 {
     struct ft_error err;
-    struct ft_bench_kernels_result results[RESULTS];
-    double ceiling = 0;
-    uint32_t threads = 0, count = 0;
-    CHECK_OK(ft_bench_kernels_ceiling(options, &ceiling, &threads, &err), &err);
-    CHECK(ceiling > 0 && threads >= 1 && threads <= options->threads);
-    CHECK_OK(ft_bench_kernels_run(options, ceiling, results, RESULTS, &count, &err), &err);
+    struct ft_bench_kernels_result *results = calloc(RESULTS, sizeof *results);
+    struct ft_bench_roof roof;
+    uint32_t count = 0;
+    CHECK_OK(ft_bench_kernels_roof(options, &roof, &err), &err);
+    CHECK(roof.ceiling_gbs > 0 && roof.ceiling_threads >= 1 && roof.ceiling_threads <= options->threads);
+    CHECK_EQ(roof.point_threads[roof.point_count - 1], options->threads);
+    CHECK_OK(ft_bench_kernels_run(options, &roof, results, RESULTS, &count, &err), &err);
     CHECK(count > 0);
     for (uint32_t i = 0; i < count; i++) {
-        CHECK(results[i].gbs > 0 && results[i].gflops > 0);
-        CHECK(results[i].max_error < 1e-5);
+        CHECK(results[i].gbs > 0 && results[i].gflops > 0 && results[i].times_one_row > 0);
+        CHECK(results[i].max_error <= tolerance_of(results[i].isa));
     }
     if (print)
-        print_table(results, count, ceiling, threads);
+        print_table(results, count, &roof);
+    free(results);
 }
+
+static const struct ft_bench_kernels_options small = {
+    .threads = 2, .bank_bytes = 4 << 20, .hidden = 128, .width = 64, .rounds = 1, .reference = true};
 
 TEST(small_bank_gives_a_result_for_every_format_and_isa)
 {
-    struct ft_bench_kernels_options options = {
-        .threads = 2, .bank_bytes = 4 << 20, .hidden = 128, .width = 64, .rounds = 1, .reference = true};
     struct ft_bench_kernels_result results[2];
+    struct ft_bench_kernels_options options = small;
+    struct ft_bench_roof roof = {.ceiling_gbs = 1};
     struct ft_error err;
     uint32_t count;
-    measure(&options, false);
-    CHECK_FAILS(ft_bench_kernels_run(&options, 1, results, 2, &count, &err), FT_LIMIT, "2 results", &err);
+    measure(&small, false);
+    CHECK_FAILS(ft_bench_kernels_run(&options, &roof, results, 2, &count, &err), FT_LIMIT, "2 results", &err);
     options.hidden = 100;
-    CHECK_FAILS(ft_bench_kernels_run(&options, 1, results, 2, &count, &err), FT_UNSUPPORTED, "nvfp4", &err);
+    CHECK_FAILS(ft_bench_kernels_run(&options, &roof, results, 2, &count, &err), FT_UNSUPPORTED, "nvfp4",
+                &err);
     options.bank_bytes = UINT64_MAX / 4;
-    CHECK_FAILS(ft_bench_kernels_run(&options, 1, results, 2, &count, &err), FT_MEMORY, "bank", &err);
+    CHECK_FAILS(ft_bench_kernels_run(&options, &roof, results, 2, &count, &err), FT_MEMORY, "bank", &err);
+}
+
+/* Every ISA of the dispatch table that this core has is measured, with every number of rows. */
+TEST(filters_choose_and_isas_come_from_the_dispatch_table)
+{
+    struct ft_bench_kernels_options options = small;
+    struct ft_bench_kernels_result *results = calloc(RESULTS, sizeof *results);
+    struct ft_bench_roof roof = {.ceiling_gbs = 1};
+    struct ft_error err;
+    uint32_t count, available = 0, largest = 0;
+    options.op = "expert";
+    options.format = "ds_fp4";
+    for (enum ft_isa isa = 0; isa < FT_ISA_COUNT; isa++)
+        available += ft_isa_is_available(isa);
+    CHECK_OK(ft_bench_kernels_run(&options, &roof, results, RESULTS, &count, &err), &err);
+    CHECK_EQ(count, available * 7);
+    for (uint32_t i = 0; i < count; i++) {
+        CHECK(results[i].op == FT_BENCH_EXPERT && results[i].format == FT_FORMAT_DS_FP4);
+        largest = FT_MAX(largest, results[i].rows);
+    }
+    CHECK_EQ(largest, 64);
+    options.format = "f32"; /* no expert is measured in it */
+    CHECK_FAILS(ft_bench_kernels_run(&options, &roof, results, RESULTS, &count, &err), FT_USAGE,
+                "format \"f32\"", &err);
+    free(results);
+}
+
+TEST(pages_are_measured_in_turn)
+{
+    struct ft_bench_pages_result result;
+    struct ft_error err;
+    CHECK_OK(ft_bench_kernels_pages(&small, &result, &err), &err);
+    CHECK(result.small_gbs > 0 && result.huge_gbs > 0);
+    if (result.small_share >= 0) /* the kernel tells: no huge page where none was wanted */
+        CHECK(result.small_share == 0 && result.huge_share >= 0);
 }
 
 int main(int argc, char **argv)
@@ -61,6 +108,8 @@ int main(int argc, char **argv)
         measure(&options, true);
     } else {
         RUN(small_bank_gives_a_result_for_every_format_and_isa)
+        RUN(filters_choose_and_isas_come_from_the_dispatch_table)
+        RUN(pages_are_measured_in_turn)
     }
     printf("%d checks, %d failed\n", test_checks_, test_failures_);
     return test_failures_ || !test_checks_ ? 1 : 0;

@@ -119,6 +119,17 @@ TEST(greedy_takes_the_lowest_of_the_largest_and_skips_what_is_not_finite)
     struct ft_sampling greedy = {.top_p = 1, .repetition_penalty = 1};
     const float logits[6] = {NAN, 1, 5, 5, INFINITY, -INFINITY}, none[2] = {NAN, -INFINITY};
     CHECK_EQ(sample(logits, 6, &greedy, 0), 2);
+    for (uint32_t vocab = 1; vocab < 100; vocab++) { /* ties, signed zeros, infinities and NaN anywhere */
+        static const float values[8] = {0, -0.0f, -1, -2, INFINITY, -INFINITY, NAN, 3};
+        float many[100];
+        uint32_t want = FT_NONE;
+        for (uint32_t i = 0; i < vocab; i++) {
+            many[i] = values[(vocab * 7919u + i * 104729u) / 13 % (vocab % 3 ? 7 : 8)];
+            if (isfinite(many[i]) && (want == FT_NONE || many[i] > many[want]))
+                want = i;
+        }
+        CHECK_EQ(sample(many, vocab, &greedy, 0), want);
+    }
     CHECK_EQ(sample(none, 2, &greedy, 0), FT_NONE);
     greedy.temperature = 1;
     CHECK_EQ(sample(none, 2, &greedy, 0), FT_NONE);

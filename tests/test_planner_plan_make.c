@@ -291,7 +291,8 @@ TEST(cards_get_as_many_slots_as_they_hold)
         CHECK_OK(make(), &err);
         CHECK(plan.fits);
         CHECK_EQ(plan.device, FT_DEVICE_CUDA);
-        CHECK_EQ(plan.strategy, FT_STRATEGY_OFFLOAD);
+        CHECK_EQ(plan.strategy, FT_STRATEGY_AUTO);
+        CHECK(strstr(plan.strategy_reason, "were not measured") != NULL);
         CHECK_EQ(plan.workers, 15);
 #ifndef FT_TINY
         CHECK(plan.slot_count > before);
@@ -301,7 +302,7 @@ TEST(cards_get_as_many_slots_as_they_hold)
         CHECK_EQ(term(FT_POOL_SLOTS)->bytes, (uint64_t)plan.slot_count * 2764864);
 #endif
         CHECK(plan.staging_experts >= 1 && plan.staging_experts * 2764864ull <= 64ull << 20);
-        CHECK(term(FT_POOL_WORKSPACE)->bytes <= 48ull << 20);
+        CHECK(term(FT_POOL_WORKSPACE)->bytes <= plan.limit_bytes[FT_TIER_DEVICE] / 12);
         CHECK_EQ(term(FT_POOL_EMBED)->tier, FT_TIER_RAM);
         CHECK_EQ(term(FT_POOL_HEAD)->tier, FT_TIER_DEVICE);
     }
@@ -310,7 +311,10 @@ TEST(cards_get_as_many_slots_as_they_hold)
     machine.cpu_overlap_bytes_per_s = 21.89e9;
     machine.link_overlap_bytes_per_s = 8.41e9;
     CHECK_OK(make(), &err);
-    CHECK_EQ(plan.strategy, FT_STRATEGY_HYBRID);
+    CHECK_EQ(plan.strategy, FT_STRATEGY_AUTO);
+    CHECK(strstr(plan.strategy_reason, "measured at 8.4 + 21.9 GB/s") != NULL);
+    options.strategy = FT_STRATEGY_HYBRID;
+    CHECK_OK(make(), &err);
     CHECK_NEAR(plan.fetch_share, 8.41 / (8.41 + 21.89), 1e-9);
     use_machine(16, 200, 96);
     CHECK_OK(make(), &err);
@@ -431,16 +435,16 @@ TEST(plans_are_pure_and_json_is_stable)
     use_flash_next();
     use_machine(16, 128, 24);
     CHECK_OK(make(), &err);
-    CHECK_OK(ft_plan_to_json(&plan, &first, &err), &err);
+    CHECK_OK(ft_plan_to_json(&plan, NULL, &first, &err), &err);
     struct ft_plan kept = plan;
     CHECK_OK(make(), &err);
     CHECK(memcmp(&kept, &plan, sizeof plan) == 0);
-    CHECK_OK(ft_plan_to_json(&plan, &second, &err), &err);
+    CHECK_OK(ft_plan_to_json(&plan, NULL, &second, &err), &err);
     REQUIRE(first && second);
     CHECK(strcmp(first, second) == 0);
     json_t *root = json_loads(first, 0, &where);
     REQUIRE(root != NULL);
-    CHECK(strcmp(json_string_value(json_object_get(root, "strategy")), "offload") == 0);
+    CHECK(strcmp(json_string_value(json_object_get(root, "strategy")), "auto") == 0);
     CHECK_EQ(json_integer_value(json_object_get(root, "slot_count")), plan.slot_count);
     CHECK_EQ(json_array_size(json_object_get(root, "memory")), plan.term_count);
     CHECK_EQ(json_object_size(json_object_get(root, "ops")), FT_OP_COUNT);
@@ -449,15 +453,102 @@ TEST(plans_are_pure_and_json_is_stable)
     free(second);
 }
 
-TEST_MAIN(RUN(a_cpu_only_machine_runs_everything_on_its_cores)
-              RUN(strategies_that_need_a_device_get_the_host_device) RUN(fused_has_a_slot_for_every_expert)
-                  RUN(host_device_with_cpu_strategy_keeps_experts_on_the_cores)
-                      RUN(contradicting_wishes_are_refused_by_name) RUN(workers_follow_the_usable_cores)
-                          RUN(cards_get_as_many_slots_as_they_hold) RUN(defaults_shrink_before_a_plan_fails)
-                              RUN(advice_names_the_option_and_a_value_that_works)
-                                  RUN(too_many_slots_are_answered_with_the_number_that_fits)
-                                      RUN(what_cannot_fit_says_the_least_possible)
-                                          RUN(several_options_together_are_named)
-                                              RUN(hostile_sizes_overflow_into_an_error)
-                                                  RUN(all_logits_size_the_workspace_for_every_row)
-                                                      RUN(plans_are_pure_and_json_is_stable))
+TEST(a_gpu_pays_for_the_scratch_of_its_kernels)
+{
+    use_flash_next();
+    use_machine(16, 128, 24);
+    CHECK_OK(make(), &err);
+    CHECK_EQ(plan.device, FT_DEVICE_CUDA);
+    struct ft_workspace workspace;
+    ft_workspace_init(&workspace, &model, ft_plan_rows_max(&plan), plan.sequences_max, plan.logit_rows_max);
+    uint64_t scratch =
+        ft_workspace_gpu_bytes(&model, ft_plan_rows_max(&plan), (uint64_t)plan.page_count * plan.page_tokens);
+    CHECK(scratch > FT_GPU_WEIGHT_BYTES);
+    CHECK_EQ(term(FT_POOL_WORKSPACE)->bytes, workspace.count * 4 + scratch);
+}
+
+TEST(quantised_dense_weights_are_named_in_the_table)
+{
+    use_flash_next();
+    use_machine(16, 128, 24);
+    CHECK_OK(make(), &err);
+    CHECK_EQ(plan.dense, FT_DENSE_AS_STORED);
+    CHECK(!strstr(term(FT_POOL_DENSE)->reason, "fp8"));
+    sizes.dense = FT_DENSE_TO_FP8;
+    CHECK_OK(make(), &err);
+    CHECK_EQ(plan.dense, FT_DENSE_TO_FP8);
+    CHECK(strstr(term(FT_POOL_DENSE)->reason, "fp8, quantised at load") != NULL);
+    CHECK(strstr(term(FT_POOL_HEAD)->reason, "fp8, quantised at load") != NULL);
+}
+
+TEST(a_plan_says_when_it_gives_less_than_was_wished)
+{
+    use_flash_next();
+    use_machine(16, 128, 24);
+    CHECK_OK(make(), &err);
+    CHECK(plan.fits && !plan.lowered);
+    use_machine(16, 128, 8); /* KV and state of 8 sequences do not fit beside the weights */
+    CHECK_OK(make(), &err);
+    CHECK(plan.fits && plan.lowered);
+}
+
+TEST(the_smallest_gpu_is_just_large_enough)
+{
+    use_flash_next();
+    use_machine(16, 128, 0); /* which machine asks does not matter */
+    struct ft_plan smallest;
+    CHECK_OK(ft_plan_smallest_gpu(&model, &sizes, &machine, &options, &smallest, &err), &err);
+    uint64_t least = smallest.limit_bytes[FT_TIER_DEVICE];
+    CHECK(smallest.fits && smallest.device == FT_DEVICE_CUDA && smallest.strategy == FT_STRATEGY_OFFLOAD);
+    CHECK_EQ(smallest.slot_count, FT_MIN(model.topk, 24576u));
+    CHECK_EQ(smallest.sequences_max, 1);
+    CHECK_EQ(smallest.chunk_rows, 8);
+    CHECK(smallest.page_count * smallest.page_tokens >= 8192);
+    CHECK(least < 12 * GIB);
+    options.strategy = FT_STRATEGY_OFFLOAD;
+    options.slot_count = smallest.slot_count;
+    options.sequences_max = 1;
+    options.chunk_rows = 8;
+    options.kv_tokens = 8192;
+    machine.device = FT_DEVICE_CUDA;
+    machine.device_memory_bytes = least;
+    CHECK_OK(make(), &err);
+    CHECK(plan.fits);
+    machine.device_memory_bytes = least - sizes.expert_bytes_max * 2;
+    CHECK_OK(make(), &err);
+    CHECK(!plan.fits);
+    /* fewer bytes, a smaller GPU; more tokens, a larger one */
+    options = (struct ft_plan_options){.slot_rate = -1, .fetch_share = -1, .kv_tokens = 32768};
+    CHECK_OK(ft_plan_smallest_gpu(&model, &sizes, &machine, &options, &smallest, &err), &err);
+    CHECK(smallest.limit_bytes[FT_TIER_DEVICE] > least + 3 * 8192 * 12 * 1024);
+    options.kv_tokens = 0;
+    sizes.dense_bytes /= 2;
+    CHECK_OK(ft_plan_smallest_gpu(&model, &sizes, &machine, &options, &smallest, &err), &err);
+    CHECK(smallest.limit_bytes[FT_TIER_DEVICE] <= least - sizes.dense_bytes);
+    char *text = NULL;
+    struct ft_plan both[2] = {plan, smallest};
+    json_error_t where;
+    CHECK_OK(ft_plan_to_json(&plan, both, &text, &err), &err);
+    json_t *root = text ? json_loads(text, 0, &where) : NULL;
+    const json_t *fp8 = json_object_get(json_object_get(root, "smallest_gpu"), "fp8");
+    CHECK_EQ(json_integer_value(json_object_get(fp8, "device_bytes")), smallest.limit_bytes[FT_TIER_DEVICE]);
+    CHECK_EQ(json_is_true(json_object_get(fp8, "runs")), (FT_FP8_USES & ~FT_FP8_USES_ACCEPTED) == 0);
+    json_decref(root);
+    free(text);
+}
+
+TEST_MAIN(
+    RUN(a_gpu_pays_for_the_scratch_of_its_kernels) RUN(quantised_dense_weights_are_named_in_the_table)
+        RUN(a_plan_says_when_it_gives_less_than_was_wished) RUN(the_smallest_gpu_is_just_large_enough)
+            RUN(a_cpu_only_machine_runs_everything_on_its_cores)
+                RUN(strategies_that_need_a_device_get_the_host_device) RUN(fused_has_a_slot_for_every_expert)
+                    RUN(host_device_with_cpu_strategy_keeps_experts_on_the_cores)
+                        RUN(contradicting_wishes_are_refused_by_name) RUN(workers_follow_the_usable_cores)
+                            RUN(cards_get_as_many_slots_as_they_hold) RUN(defaults_shrink_before_a_plan_fails)
+                                RUN(advice_names_the_option_and_a_value_that_works)
+                                    RUN(too_many_slots_are_answered_with_the_number_that_fits)
+                                        RUN(what_cannot_fit_says_the_least_possible)
+                                            RUN(several_options_together_are_named)
+                                                RUN(hostile_sizes_overflow_into_an_error)
+                                                    RUN(all_logits_size_the_workspace_for_every_row)
+                                                        RUN(plans_are_pure_and_json_is_stable))

@@ -109,7 +109,9 @@ TEST(policies_are_found_by_name_and_strategy)
     CHECK_OK(ft_policies_find_for(&policy, FT_STRATEGY_HYBRID, &err), &err);
     CHECK(ft_policies_find(policy->name) ==
           policy); /* any policy of the list: README says how to put yours there */
-    CHECK_FAILS(ft_policies_find_for(&policy, FT_STRATEGY_AUTO, &err), FT_USAGE, "has no policy", &err);
+    CHECK_OK(ft_policies_find_for(&policy, FT_STRATEGY_AUTO, &err), &err);
+    CHECK(policy == &ft_policy_auto);
+    CHECK_FAILS(ft_policies_find_for(&policy, FT_STRATEGY_COUNT, &err), FT_USAGE, "has no policy", &err);
 }
 
 TEST(offload_fetches_every_miss_into_the_oldest_slots)

@@ -29,8 +29,8 @@ TEST(built_in_shapes_are_the_published_ones)
         CHECK_OK(ft_shapes_read(ft_shapes_name(i), &whole, &ours, label, sizeof label, &err), &err);
         CHECK(!strcmp(label, ft_shapes_name(i)));
         CHECK_OK(ft_shapes_read(from, &whole, &theirs, label, sizeof label, &err), &err);
-        CHECK_OK(ft_synthetic_sizes(&ours, FT_FORMAT_MXFP4, &a, &err), &err);
-        CHECK_OK(ft_synthetic_sizes(&theirs, FT_FORMAT_MXFP4, &b, &err), &err);
+        CHECK_OK(ft_synthetic_sizes(&ours, FT_FORMAT_MXFP4, FT_DENSE_AS_STORED, &a, &err), &err);
+        CHECK_OK(ft_synthetic_sizes(&theirs, FT_FORMAT_MXFP4, FT_DENSE_AS_STORED, &b, &err), &err);
         CHECK_EQ(a.dense_bytes, b.dense_bytes);
         CHECK_EQ(a.expert_total_bytes, b.expert_total_bytes);
         CHECK_EQ(ours.layer_count, theirs.layer_count);
@@ -48,12 +48,28 @@ TEST(the_main_model_weighs_what_its_checkpoint_weighs)
     struct ft_error err;
     char label[64];
     CHECK_OK(ft_shapes_read("qwen3.8-flash-next", &whole, &model, label, sizeof label, &err), &err);
-    CHECK_OK(ft_synthetic_sizes(&model, FT_FORMAT_NVFP4, &sizes, &err), &err);
+    CHECK_OK(ft_synthetic_sizes(&model, FT_FORMAT_NVFP4, FT_DENSE_AS_STORED, &sizes, &err), &err);
     CHECK_EQ(sizes.moe_layer_count, 48);
     CHECK_EQ(sizes.expert_bytes_max, 2764864); /* 2,764,812 rounded up to 64 */
     CHECK_EQ(sizes.expert_total_bytes, 24576ull * 2764864);
     CHECK_EQ(sizes.head_bytes, 248320ull * 2560 * 2);
     CHECK_NEAR((double)(sizes.dense_bytes + sizes.head_bytes), 8.5e9, 0.15e9); /* what a step reads */
+}
+
+TEST(fp8_halves_what_a_step_reads)
+{
+    static struct ft_model model;
+    struct ft_weight_sizes stored, fp8;
+    struct ft_error err;
+    char label[64];
+    CHECK_OK(ft_shapes_read("qwen3.8-flash-next", &whole, &model, label, sizeof label, &err), &err);
+    CHECK_OK(ft_synthetic_sizes(&model, FT_FORMAT_NVFP4, FT_DENSE_AS_STORED, &stored, &err), &err);
+    CHECK_OK(ft_synthetic_sizes(&model, FT_FORMAT_NVFP4, FT_DENSE_TO_FP8, &fp8, &err), &err);
+    CHECK_EQ(fp8.dense, FT_DENSE_TO_FP8);
+    CHECK_EQ(fp8.head_bytes, 248320ull * 2560 + 1940 * 20 * 4);
+    CHECK_EQ(fp8.embed_bytes, stored.embed_bytes);
+    CHECK_EQ(fp8.expert_total_bytes, stored.expert_total_bytes);
+    CHECK_NEAR((double)fp8.dense_bytes / (double)stored.dense_bytes, 0.51, 0.02);
 }
 
 TEST(shapes_can_be_cut)
@@ -379,7 +395,7 @@ TEST(wrong_routing_and_requests_are_refused)
 }
 
 TEST_MAIN(RUN(built_in_shapes_are_the_published_ones) RUN(the_main_model_weighs_what_its_checkpoint_weighs)
-              RUN(shapes_can_be_cut) RUN(unknown_shapes_are_refused_by_name)
+              RUN(fp8_halves_what_a_step_reads) RUN(shapes_can_be_cut) RUN(unknown_shapes_are_refused_by_name)
                   RUN(numbers_are_valid_and_scaled_in_every_format)
                       RUN(the_numbers_do_not_depend_on_the_threads) RUN(experts_are_all_different)
                           RUN(every_strategy_and_format_gives_the_same_tokens)

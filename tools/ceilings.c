@@ -241,7 +241,7 @@ static int measure_all(struct crew *crew, struct ft_ceilings *c, struct ft_error
     const struct ft_ceilings_options *o = crew->options;
     double none;
     c->device_read_bytes_per_s = o->device == FT_DEVICE_CUDA ? o->device_read_bytes_per_s : 0;
-    int status = measure_reads(crew, c, err);
+    int status = o->experts_only ? FT_OK : measure_reads(crew, c, err);
     if (status == FT_OK)
         status = run_best(crew, ROLE_EXPERT, o->workers, false, &c->cpu_expert_bytes_per_s, &none, err);
     if (status == FT_OK && crew->mover)

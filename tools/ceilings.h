@@ -36,6 +36,7 @@ struct ft_ceilings_options {
     enum ft_device device;
     uint32_t workers; /* of the plan */
     bool pin;
+    bool experts_only;              /* no plain reads: cpu_read and device_read stay 0 */
     double seconds;                 /* of one round; both_* take twice as long */
     double link_bytes_per_s;        /* throttle of the host device; 0 = none */
     double device_read_bytes_per_s; /* GPU: as measured elsewhere; 0 = not known */

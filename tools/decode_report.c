@@ -122,6 +122,21 @@ static void print_bound(const struct ft_decode_row *row, const char *name,
     fprintf(out, ", %.1f misses a step\n", (double)misses / row->steps);
 }
 
+/* From the end of a step to the begin of the next. */
+static double gap_us(const struct ft_decode_row *row)
+{
+    return row->mean_step_s * 1e6 - row->stats.decode_ns / row->steps / 1e3;
+}
+
+/* All experts that no slot holds, once a step, over the link. */
+static double prefill_link_s(const struct ft_decode_report *report, const struct ft_decode_row *row)
+{
+    double experts = (double)report->layer_count * report->expert_count,
+           link = report->ceilings.link_bytes_per_s;
+    double missing = FT_MAX(experts - row->plan.slot_count, 0.0) * report->expert_bytes;
+    return link > 0 ? missing / link * (double)row->prefill_steps : 0;
+}
+
 static void print_row(const struct ft_decode_report *report, const struct ft_decode_row *row, FILE *out)
 {
     const struct ft_session_stats *s = &row->stats;
@@ -137,6 +152,12 @@ static void print_row(const struct ft_decode_report *report, const struct ft_dec
     fprintf(out, "    %.2f tok/s; a step: mean %.2f ms, median %.2f, best %.2f (%u steps after %u)\n",
             speed(row, row->mean_step_s), row->mean_step_s * 1e3, row->median_step_s * 1e3,
             row->min_step_s * 1e3, row->steps, row->warmup);
+    fprintf(out, "    between steps %.1f us\n", gap_us(row));
+    if (row->prefill_rows)
+        fprintf(out, "    prefill: %llu rows in %llu steps, %.0f rows/s; %.0f%% of the link's bound\n",
+                (unsigned long long)row->prefill_rows, (unsigned long long)row->prefill_steps,
+                (double)row->prefill_rows / row->prefill_s,
+                100 * share(prefill_link_s(report, row), row->prefill_s));
     fprintf(out, "    hits %.1f%% of %.1f distinct experts a step; %.1f fetched (%.1f MB), %.1f on the CPU\n",
             100 * share((double)(active - misses), (double)active), (double)active / steps,
             (double)s->fetches / steps, (double)s->fetch_bytes / steps / 1e6, (double)s->cpu_experts / steps);
@@ -251,6 +272,11 @@ static void write_row(struct ft_json *json, const struct ft_decode_report *r, co
     ft_json_f64(json, "step_ms_mean", row->mean_step_s * 1e3);
     ft_json_f64(json, "step_ms_median", row->median_step_s * 1e3);
     ft_json_f64(json, "step_ms_min", row->min_step_s * 1e3);
+    ft_json_f64(json, "gap_us", gap_us(row));
+    ft_json_u64(json, "prefill_rows", row->prefill_rows);
+    ft_json_u64(json, "prefill_steps", row->prefill_steps);
+    ft_json_f64(json, "prefill_s", row->prefill_s);
+    ft_json_f64(json, "prefill_link_bound_s", row->prefill_rows ? prefill_link_s(r, row) : 0);
     write_bound(json, row, "", &row->bound);
     write_bound(json, row, "lru_", &row->lru_bound);
     write_bound(json, row, "belady_", &row->belady_bound);

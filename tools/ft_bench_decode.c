@@ -24,7 +24,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define CHUNK_ROWS 128u       /* --prefill */
 #define CHUNK_ROWS_SMALL 8u   /* otherwise no step has more rows than the batch */
 #define KV_ELEMENT_BYTES 4u   /* the engine keeps keys, values and state in f32 */
 #define ROUTING_REPEATS 4096u /* generated steps; a longer run repeats them */
@@ -32,7 +31,7 @@
 struct options {
     const char *shape, *routing, *ple_file, *trace, *isa;
     struct ft_shape_cuts cuts;
-    uint32_t format, strategy, device, slots, batch, context, steps, warmup, workers, io;
+    uint32_t chunk, format, dense, strategy, device, slots, batch, context, steps, warmup, workers, io;
     double cache_rate, link_gbs, share, ceiling_seconds, device_gbs;
     uint64_t seed, ple_bytes;
     bool device_given, compare, prefill, json, pin;
@@ -43,7 +42,7 @@ static const enum ft_format formats[] = {FT_FORMAT_NVFP4, FT_FORMAT_MXFP4, FT_FO
 static const enum ft_strategy compared[] = {FT_STRATEGY_OFFLOAD, FT_STRATEGY_CPU, FT_STRATEGY_HYBRID,
                                             FT_STRATEGY_AUTO};
 
-_Static_assert(FT_STRATEGY_HYBRID == 4 && FT_DEVICE_CUDA == 2 && FT_IO_PREAD == 2,
+_Static_assert(FT_STRATEGY_HYBRID == 4 && FT_DEVICE_CUDA == 2 && FT_IO_PREAD == 2 && FT_DENSE_TO_FP8 == 1,
                "choices below are in the order of their enums");
 
 #define FIELD(name) offsetof(struct options, name), FT_OPTION_NO_FIELD
@@ -52,6 +51,7 @@ static const struct ft_option table[] = {
      FIELD(shape), 0, 0},
     {"format", "nvfp4|mxfp4|fp8_block|bf16|ds_fp4", "of the experts", NULL, FT_OPTION_CHOICE, FIELD(format),
      0, 0},
+    {"dense", "bf16|fp8", "of the dense weights", NULL, FT_OPTION_CHOICE, FIELD(dense), 0, 0},
     {"layers", "N", "the first N layers only", "all", FT_OPTION_U32, FIELD(cuts.layers), 1, FT_LAYERS_MAX},
     {"experts", "N", "experts of a layer", "all", FT_OPTION_U32, FIELD(cuts.experts), 1, FT_EXPERTS_MAX},
     {"vocab", "N", "tokens of the vocabulary", "all", FT_OPTION_U32, FIELD(cuts.vocab), 16, 1e9},
@@ -73,6 +73,7 @@ static const struct ft_option table[] = {
      1e7},
     {"steps", "N", "steps that are timed", NULL, FT_OPTION_U32, FIELD(steps), 1, 1e6},
     {"warmup", "N", "steps before them", NULL, FT_OPTION_U32, FIELD(warmup), 0, 1e6},
+    {"chunk", "N", "rows of one prefill step, with --prefill", NULL, FT_OPTION_U32, FIELD(chunk), 1, 65536},
     {"prefill", NULL, "compute the context instead of taking it as computed", NULL, FT_OPTION_FLAG,
      FIELD(prefill), 0, 0},
     {"routing", "FILE", "recorded routing (trace.<i> of a safetensors file)",
@@ -132,7 +133,7 @@ static bool show(void *context, uint64_t done, uint64_t total)
 /* Tokens that a sequence may generate: with --prefill the first one decodes while others are still read. */
 static uint32_t max_tokens(const struct options *o)
 {
-    uint32_t slack = o->prefill ? o->batch * (uint32_t)ft_div_up(o->context, CHUNK_ROWS) + 2 : 0;
+    uint32_t slack = o->prefill ? o->batch * (uint32_t)ft_div_up(o->context, o->chunk) + 2 : 0;
     return o->warmup + o->steps + slack;
 }
 
@@ -157,7 +158,7 @@ static void make_open_options(const struct bench *bench, enum ft_strategy strate
     open->plan.fetch_share = o->share;
     open->plan.sequences_max = o->batch;
     open->plan.kv_tokens = (uint32_t)FT_MIN(tokens, (uint64_t)UINT32_MAX);
-    open->plan.chunk_rows = o->prefill ? CHUNK_ROWS : CHUNK_ROWS_SMALL;
+    open->plan.chunk_rows = o->prefill ? o->chunk : CHUNK_ROWS_SMALL;
     open->snapshot_given = true; /* none: nothing is rolled back or reused */
     open->io = o->io;
     open->trace = o->trace;
@@ -276,6 +277,9 @@ static int time_steps(struct bench *bench, struct ft_session *session, struct ft
     uint32_t steps = bench->options->steps, tokens;
     int status = FT_OK;
     ft_session_stats(session, &before);
+    row->prefill_rows = before.prefill_rows;
+    row->prefill_s = before.prefill_ns * 1e-9;
+    row->prefill_steps = before.prefill_steps;
     *first_decode_step = (uint32_t)(before.steps - before.prefill_steps);
     uint64_t begin = ft_session_now_ns(session), last = begin;
     for (uint32_t i = 0; status == FT_OK && i < steps; i++) {
@@ -473,8 +477,11 @@ static int check_plans(struct bench *bench, const enum ft_strategy *strategies, 
 static int make_weights(struct bench *bench, struct ft_error *err)
 {
     const struct options *o = bench->options;
-    const struct ft_synthetic_options options = {
-        .format = formats[o->format], .seed = o->seed, .topology = &bench->topology, .go_on = go_on};
+    const struct ft_synthetic_options options = {.format = formats[o->format],
+                                                 .dense = (enum ft_dense)o->dense,
+                                                 .seed = o->seed,
+                                                 .topology = &bench->topology,
+                                                 .go_on = go_on};
     int status = ft_synthetic_make(&bench->model, &options, &bench->loaded, &bench->report.made, err);
     for (uint32_t i = 0; status == FT_OK && i < bench->model.layer_count; i++)
         if (!bench->model.layers[i].dense)
@@ -536,7 +543,8 @@ static int prepare(struct bench *bench, struct ft_error *err)
     cuts.no_ple = !o->ple_file;
     int status = ft_shapes_read(o->shape, &cuts, &bench->model, r->shape, sizeof r->shape, err);
     if (status == FT_OK)
-        status = ft_synthetic_sizes(&bench->model, formats[o->format], &bench->sizes, err);
+        status = ft_synthetic_sizes(&bench->model, formats[o->format], (enum ft_dense)o->dense, &bench->sizes,
+                                    err);
     if (status == FT_OK && !bench->sizes.moe_layer_count)
         status = ft_error_set(err, FT_UNSUPPORTED, "%s has no experts", r->shape);
     if (status == FT_OK)
@@ -605,6 +613,7 @@ int ft_command_bench_decode(int argc, char **argv)
                               .share = -1,
                               .batch = 1,
                               .context = 256,
+                              .chunk = 128,
                               .steps = 64,
                               .warmup = 16,
                               .ceiling_seconds = 0.2,

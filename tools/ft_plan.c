@@ -1,18 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ft plan: the memory table from headers alone, and whether it fits. */
 #include "planner/plan_json.h"
+#include "planner/plan_make.h"
 #include "tools/command.h"
 #include "tools/open.h"
+#include "tools/shapes.h"
+#include "tools/synthetic.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 struct plan_options {
     struct ft_open_options open;
+    const char *shape;
+    uint32_t format;
     bool json;
 };
 
+static const enum ft_format formats[] = {FT_FORMAT_NVFP4, FT_FORMAT_MXFP4, FT_FORMAT_FP8_BLOCK,
+                                         FT_FORMAT_BF16, FT_FORMAT_DS_FP4};
+
 static const struct ft_option table[] = {
+    {"shape", "NAME|FILE", "a published shape, a config.json, or FILE#NAME, instead of a checkpoint",
+     "not given", FT_OPTION_STRING, offsetof(struct plan_options, shape), FT_OPTION_NO_FIELD, 0, 0},
+    {"format", "nvfp4|mxfp4|fp8_block|bf16|ds_fp4", "of the experts of --shape", NULL, FT_OPTION_CHOICE,
+     offsetof(struct plan_options, format), FT_OPTION_NO_FIELD, 0, 0},
     {"json", NULL, "the whole plan as JSON", NULL, FT_OPTION_FLAG, offsetof(struct plan_options, json),
      FT_OPTION_NO_FIELD, 0, 0},
 };
@@ -56,32 +68,86 @@ static void print_memory(const struct ft_plan *plan)
     printf("%s%s\n", plan->fits ? "fits" : "does not fit: ", plan->fits ? "" : plan->advice);
 }
 
-static int print_plan(const struct ft_engine *engine, bool json, struct ft_error *err)
+static void print_smallest(const struct ft_plan *smallest)
+{
+    const struct ft_plan *stored = &smallest[FT_DENSE_AS_STORED], *fp8 = &smallest[FT_DENSE_TO_FP8];
+    char a[32], b[32];
+    bool runs = (FT_FP8_USES & ~FT_FP8_USES_ACCEPTED) == 0;
+    printf("smallest GPU: %s free as stored, %s with --dense fp8%s (offload, %u slots, %u KV tokens, %u %s, "
+           "%u rows "
+           "a prefill step)\n",
+           ft_options_format_bytes(stored->limit_bytes[FT_TIER_DEVICE], a, sizeof a),
+           ft_options_format_bytes(fp8->limit_bytes[FT_TIER_DEVICE], b, sizeof b),
+           runs ? "" : ", which is not accurate enough to run", fp8->slot_count,
+           fp8->page_count * fp8->page_tokens, fp8->sequences_max,
+           fp8->sequences_max == 1 ? "sequence" : "sequences", fp8->chunk_rows);
+}
+
+/* smallest [2], by enum ft_dense. */
+static int find_smallest(const struct ft_engine *engine, const struct ft_plan_options *options,
+                         struct ft_plan *smallest, struct ft_error *err)
+{
+    int status = FT_OK;
+    for (uint32_t dense = 0; dense < 2 && status == FT_OK; dense++)
+        status = ft_plan_smallest_gpu(engine->model, &engine->dense_sizes[dense], &engine->machine, options,
+                                      &smallest[dense], err);
+    return status;
+}
+
+static int print_plan(const struct ft_engine *engine, const struct plan_options *options,
+                      struct ft_error *err)
 {
     char *text = NULL;
-    if (!json) {
+    struct ft_plan smallest[2];
+    bool experts = engine->sizes.moe_layer_count > 0;
+    int status = experts ? find_smallest(engine, &options->open.plan, smallest, err) : FT_OK;
+    if (status != FT_OK)
+        return status;
+    if (!options->json) {
         print_model(engine);
         print_memory(&engine->plan);
+        if (experts)
+            print_smallest(smallest);
         return FT_OK;
     }
-    int status = ft_plan_to_json(&engine->plan, &text, err);
+    status = ft_plan_to_json(&engine->plan, experts ? smallest : NULL, &text, err);
     if (status == FT_OK)
         puts(text);
     free(text);
     return status;
 }
 
+/* The plan of a shape, as ft bench decode would make its weights. */
+static int plan_shape(struct ft_engine *engine, const struct plan_options *options, struct ft_model *model,
+                      struct ft_error *err)
+{
+    const struct ft_shape_cuts all = {0};
+    struct ft_weight_sizes sizes[2];
+    char label[128];
+    if (options->open.model)
+        return ft_error_set(err, FT_USAGE, "--model and --shape both say what to plan: give one of them");
+    int status = ft_shapes_read(options->shape, &all, model, label, sizeof label, err);
+    for (uint32_t dense = 0; dense < 2 && status == FT_OK; dense++)
+        status =
+            ft_synthetic_sizes(model, formats[options->format], (enum ft_dense)dense, &sizes[dense], err);
+    const struct ft_engine_parts parts = {.model = model, .sizes = &sizes[0], .fp8_sizes = &sizes[1]};
+    return status == FT_OK ? ft_engine_plan_parts(engine, &options->open, &parts, err) : status;
+}
+
 int ft_command_plan(int argc, char **argv)
 {
+    static struct ft_model model; /* of --shape; the engine only points to it */
     struct plan_options options = {0};
     const struct ft_option_group groups[] = {{"Options", table, FT_COUNT_OF(table), &options},
                                              ft_open_option_group(&options.open)};
     const struct ft_option_set set = {
         "ft plan",
-        "--model DIR [options]",
+        "--model DIR | --shape NAME [options]",
         "Says from the headers alone what would lie where (weights by tier, state, KV, workspace, slots), "
         "whether it\n"
-        "fits, and what to change when it does not. Exit code 1: it does not fit.",
+        "fits, what to change when it does not, and the smallest GPU that the model runs on. With --device "
+        "cuda\n"
+        "--vram BYTES it plans for a GPU that this machine need not have. Exit code 1: it does not fit.",
         groups,
         FT_COUNT_OF(groups),
         0};
@@ -92,11 +158,13 @@ int ft_command_plan(int argc, char **argv)
     ft_open_options_init(&options.open);
     if (!ft_command_parse(&set, argc, argv, &rest, &exit_code))
         return exit_code;
-    int status = ft_engine_plan(&engine, &options.open, &err);
+    options.open.assume_gpu = true;
+    int status = options.shape ? plan_shape(&engine, &options, &model, &err)
+                               : ft_engine_plan(&engine, &options.open, &err);
     if (status != FT_OK)
         return ft_command_fail(&err);
     bool fits = engine.plan.fits;
-    status = print_plan(&engine, options.json, &err);
+    status = print_plan(&engine, &options, &err);
     struct ft_error ignored; /* there is no trace to be incomplete */
     ft_engine_close(&engine, &ignored);
     if (status != FT_OK)

@@ -249,6 +249,18 @@ static int report(const struct batch *batch, bool streamed, struct ft_error *err
 
 /* ---- the command ---- */
 
+/* Nothing breaks there, but the text degrades and the time grows with the square: worth a line. */
+static void note_long_prompts(const struct batch *batch)
+{
+    uint32_t most = batch->run.engine.model->position_max, longest = 0;
+    for (uint32_t i = 0; i < batch->count; i++)
+        longest = FT_MAX(longest, batch->items[i].id_count);
+    if (most && longest > most && !batch->run.options->open.quiet)
+        fprintf(stderr,
+                "ft: note: a prompt has %u tokens, the model was made for %u (max_position_embeddings)\n",
+                longest, most);
+}
+
 static int run_batch(struct batch *batch, const struct ft_run_options *options, struct ft_error *err)
 {
     uint64_t longest = 0;
@@ -263,6 +275,7 @@ static int run_batch(struct batch *batch, const struct ft_run_options *options, 
     status = ft_run_open_engine(&batch->run, longest, batch->count, err);
     if (status != FT_OK)
         return status;
+    note_long_prompts(batch);
     bool stream = batch->count == 1 && !options->json;
     status = generate_all(batch, stream, err);
     if (status != FT_OK && status != FT_CANCELLED)

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/open.h"
 
+#include "jobs/gpu_mover.h"
 #include "planner/plan_make.h"
 #include "planner/policies.h"
 #include "tools/interrupt.h"
 #include "tools/machine_probe.h"
+#include "tools/measure_start.h"
 #include "tools/replay_file.h"
 
 #include <errno.h>
@@ -22,7 +24,8 @@
 #define FIELD(name) offsetof(struct ft_open_options, name), FT_OPTION_NO_FIELD
 #define GIVEN(name, flag) offsetof(struct ft_open_options, name), offsetof(struct ft_open_options, flag)
 
-_Static_assert(FT_STRATEGY_HYBRID == 4 && FT_DEVICE_HOST == 1 && FT_IO_PREAD == 2 && FT_ROWS_RAM == 1,
+_Static_assert(FT_STRATEGY_HYBRID == 4 && FT_DEVICE_HOST == 1 && FT_IO_PREAD == 2 && FT_ROWS_RAM == 1 &&
+                   FT_DENSE_TO_FP8 == 1 && FT_DENSE_AUTO == 2,
                "choices below are in the order of their enums");
 
 const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
@@ -42,6 +45,9 @@ const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
      FIELD(plan.slot_rate), 0, 1},
     {"hybrid-share", "X", "hybrid: share of the misses to fetch, 0 .. 1", "as measured, else 0.5",
      FT_OPTION_F64, FIELD(plan.fetch_share), 0, 1},
+    {"moe-cache-auto", NULL, "as many expert slots as the device has room for",
+     "on, unless a size or rate is given", FT_OPTION_FLAG, FIELD(cache_auto), 0, 0},
+    {"kv-reserve-tokens", "N", "the same as --kv-tokens", NULL, FT_OPTION_U32, FIELD(plan.kv_tokens), 1, 1e9},
     {"kv-tokens", "N", "tokens in the KV pool, all sequences together",
      "up to 8192, more when prompts need it", FT_OPTION_U32, FIELD(plan.kv_tokens), 1, 1e9},
     {"sequences", "N", "sequences decoded together", "8, or the number of prompts", FT_OPTION_U32,
@@ -54,6 +60,9 @@ const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
     {"ram", "BYTES", "limit of memory", "what is available", FT_OPTION_BYTES, FIELD(plan.ram_bytes), 0, 0},
     {"ple-backend", "disk|ram", "where PLE tables are read from", NULL, FT_OPTION_CHOICE, FIELD(ple_backend),
      0, 0},
+    {"dense", "bf16|fp8|auto",
+     "dense weights: as stored, or fp8 (half the memory), which is planned but not accurate enough to run",
+     NULL, FT_OPTION_CHOICE, FIELD(dense), 0, 0},
     {"io", "auto|uring|pread", "how files are read", NULL, FT_OPTION_CHOICE, FIELD(io), 0, 0},
     {"deterministic", NULL, "same bits every time: nothing depends on measured time", NULL, FT_OPTION_FLAG,
      FIELD(plan.deterministic), 0, 0},
@@ -64,8 +73,10 @@ const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
      FIELD(link_gbs), 0, 1e6},
     {"link-delay-us", "X", "host device: random delay per fetch, at most", "0", FT_OPTION_F64,
      FIELD(link_delay_us), 0, 1e6},
-    {"isa", "NAME", "kernels: ref, avx2, avx512 (also $FT_ISA)", "the best of this core", FT_OPTION_STRING,
-     FIELD(isa), 0, 0},
+    {"isa", "NAME",
+     "kernels: ref, avx2, avx2vnni, avx512, avx512vnni; less exact: avx2vnni-int8, avx512vnni-int8 (also "
+     "$FT_ISA)",
+     "the best of this core", FT_OPTION_STRING, FIELD(isa), 0, 0},
     {"no-pin", NULL, "do not pin workers to cores", NULL, FT_OPTION_CLEAR, FIELD(pin), 0, 0},
     {"quiet", NULL, "no progress, notes or summary on stderr", NULL, FT_OPTION_FLAG, FIELD(quiet), 0, 0},
 };
@@ -180,6 +191,11 @@ static int check_contradictions(const struct ft_open_options *options, const str
     if (size && rate)
         return ft_error_set(err, FT_USAGE,
                             "--moe-cache-size and --moe-cache-rate say the same thing: give one of them");
+    if ((size || rate) && options->cache_auto)
+        return ft_error_set(
+            err, FT_USAGE,
+            "--moe-cache-auto leaves the number of slots to the plan: do not give --moe-cache-%s too",
+            size ? "size" : "rate");
     if (options->plan.device_bytes && plan->device == FT_DEVICE_NONE)
         return ft_error_set(err, FT_USAGE,
                             "--vram: there is no device whose memory could be limited; give --device host or "
@@ -190,6 +206,26 @@ static int check_contradictions(const struct ft_open_options *options, const str
                             "--strategy offload or hybrid",
                             size ? "size" : "rate");
     return FT_OK;
+}
+
+static bool fp8_is_accepted(void)
+{
+    return (FT_FP8_USES & ~FT_FP8_USES_ACCEPTED) == 0;
+}
+
+/* auto: as stored when everything fits as wished, else fp8 (where that is accurate enough to be chosen). */
+static int plan_dense(struct ft_engine *engine, enum ft_dense dense, const struct ft_plan_options *wishes,
+                      struct ft_error *err)
+{
+    struct ft_plan *plan = &engine->plan;
+    if (dense == FT_DENSE_AUTO && !fp8_is_accepted())
+        dense = FT_DENSE_AS_STORED;
+    engine->sizes = engine->dense_sizes[dense == FT_DENSE_TO_FP8];
+    int status = ft_plan_make(engine->model, &engine->sizes, &engine->machine, wishes, plan, err);
+    if (status != FT_OK || dense != FT_DENSE_AUTO || (plan->fits && !plan->lowered))
+        return status;
+    engine->sizes = engine->dense_sizes[FT_DENSE_TO_FP8];
+    return ft_plan_make(engine->model, &engine->sizes, &engine->machine, wishes, plan, err);
 }
 
 /* machine: NULL = this one, as it is now. */
@@ -204,12 +240,17 @@ static int make_plan(struct ft_engine *engine, const struct ft_open_options *opt
         ft_machine_probe(&engine->machine, &engine->topology, NULL);
     if (!options->device_given || options->device == FT_DEVICE_CUDA) {
         int found = ft_machine_probe_gpu(&engine->machine, options->gpu, err);
-        if (found != FT_OK && options->device_given)
-            return found;
+        if (found != FT_OK && options->device_given) {
+            if (!options->assume_gpu || !options->plan.device_bytes)
+                return found;
+            engine->machine.device = FT_DEVICE_CUDA;
+            engine->machine.device_memory_bytes = options->plan.device_bytes;
+        }
     }
     if (options->link_gbs > 0)
         engine->machine.link_bytes_per_s = options->link_gbs * 1e9;
-    int status = ft_plan_make(engine->model, &engine->sizes, &engine->machine, &wishes, &engine->plan, err);
+    int status =
+        plan_dense(engine, options->fp8_uses ? FT_DENSE_TO_FP8 : (enum ft_dense)options->dense, &wishes, err);
     return status == FT_OK ? check_contradictions(options, &engine->plan, err) : status;
 }
 
@@ -232,6 +273,11 @@ static int close_failed(struct ft_engine *engine, int status)
     return status;
 }
 
+static uint32_t fp8_uses(const struct ft_open_options *options)
+{
+    return options->fp8_uses ? options->fp8_uses : FT_FP8_USES;
+}
+
 int ft_engine_plan(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
 {
     memset(engine, 0, sizeof *engine);
@@ -240,7 +286,9 @@ int ft_engine_plan(struct ft_engine *engine, const struct ft_open_options *optio
         status = ft_checkpoint_open(&engine->checkpoint, engine->dir, err);
     if (status == FT_OK) {
         engine->model = ft_checkpoint_model(engine->checkpoint);
-        status = ft_load_sizes(engine->checkpoint, &engine->sizes, err);
+        for (uint32_t dense = 0; dense < 2 && status == FT_OK; dense++)
+            status = ft_load_sizes(engine->checkpoint, dense ? fp8_uses(options) : 0,
+                                   &engine->dense_sizes[dense], err);
     }
     if (status == FT_OK)
         status = plan_model(engine, options, NULL, err);
@@ -252,7 +300,8 @@ int ft_engine_plan_parts(struct ft_engine *engine, const struct ft_open_options 
 {
     memset(engine, 0, sizeof *engine);
     engine->model = parts->model;
-    engine->sizes = *parts->sizes;
+    engine->dense_sizes[FT_DENSE_AS_STORED] = *parts->sizes;
+    engine->dense_sizes[FT_DENSE_TO_FP8] = parts->fp8_sizes ? *parts->fp8_sizes : *parts->sizes;
     engine->weights = parts->weights;
     engine->tables = parts->tables;
     engine->routing = parts->routing;
@@ -276,8 +325,10 @@ static bool show_progress(void *context, uint64_t done, uint64_t total)
 static int load_weights(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
 {
     int shown = !options->quiet && isatty(STDERR_FILENO) ? 0 : -1; /* -1: show nothing */
-    struct ft_load_options load = {
-        .backend = (enum ft_io_backend)options->io, .progress = show_progress, .progress_context = &shown};
+    struct ft_load_options load = {.backend = (enum ft_io_backend)options->io,
+                                   .fp8_uses = engine->plan.dense == FT_DENSE_TO_FP8 ? fp8_uses(options) : 0,
+                                   .progress = show_progress,
+                                   .progress_context = &shown};
     int status = ft_load(engine->checkpoint, &load, &engine->loaded, &engine->load, err);
     if (shown >= 0)
         fputs("\r\033[K", stderr);
@@ -288,13 +339,50 @@ static int load_weights(struct ft_engine *engine, const struct ft_open_options *
     return status;
 }
 
-/* ---- the session ---- */
+/* ---- what strategy auto decides by ---- */
 
 static const char *wanted_isa(const struct ft_open_options *options)
 {
     const char *isa = options->isa ? options->isa : getenv("FT_ISA");
     return isa && isa[0] ? isa : NULL;
 }
+
+/* Without the figures auto begins with defaults, so a failure is only said. */
+static int measure(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
+{
+    struct ft_plan_options wishes;
+    struct ft_error failure;
+    if (options->replay || !ft_measure_wanted(&engine->plan, &engine->machine))
+        return FT_OK;
+    const struct ft_measure_options measure = {.model = engine->model,
+                                               .weights = engine->weights,
+                                               .topology = &engine->topology,
+                                               .plan = &engine->plan,
+                                               .format = engine->sizes.expert_format,
+                                               .isa = wanted_isa(options),
+                                               .link_bytes_per_s = options->link_gbs * 1e9,
+                                               .gpu = options->gpu,
+                                               .pin = options->pin};
+    int status = ft_measure_start(&measure, &engine->machine, &engine->mover, &failure);
+    if (status != FT_OK) {
+        if (!options->quiet)
+            fprintf(stderr, "ft: note: link and CPU could not be measured, auto begins with defaults: %s\n",
+                    failure.message);
+        return FT_OK;
+    }
+    /* The same sizes again: only the reason is another. */
+    resolve_options(options, &wishes);
+    status = ft_plan_make(engine->model, &engine->sizes, &engine->machine, &wishes, &engine->plan, err);
+    if (status == FT_OK && !options->quiet)
+        fprintf(stderr, "ft: auto: measured link %.1f, CPU %.1f, together %.1f + %.1f GB/s of experts\n",
+                engine->machine.link_bytes_per_s / 1e9,
+                engine->machine.cpu_expert_bytes_per_s[measure.format] / 1e9,
+                engine->machine.link_overlap_bytes_per_s / 1e9,
+                engine->machine.cpu_overlap_bytes_per_s / 1e9);
+    return status;
+}
+
+/* ---- the session ---- */
 
 static int open_session(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
 {
@@ -347,6 +435,13 @@ static int open_rest(struct ft_engine *engine, const struct ft_open_options *opt
 {
     if (!engine->plan.fits)
         return ft_error_set(err, FT_MEMORY, "the model does not fit: %s", engine->plan.advice);
+    if (engine->checkpoint && engine->plan.dense == FT_DENSE_TO_FP8 && !options->fp8_uses &&
+        !fp8_is_accepted())
+        return ft_error_set(
+            err, FT_UNSUPPORTED,
+            "--dense fp8: would change logits by more than 2%% of the largest (e4m3 has 3 bits of "
+            "mantissa, a noise of 2.6%% in every product), so it can be planned and benchmarked, "
+            "but not run: leave --dense out");
     int status = ft_policies_find_for(&engine->policy, engine->plan.strategy, err);
     /* What may be refused comes before the load, which can take minutes. */
     struct ft_kernels kernels;
@@ -364,6 +459,8 @@ static int open_rest(struct ft_engine *engine, const struct ft_open_options *opt
     }
     if (status == FT_OK && engine->checkpoint)
         status = load_weights(engine, options, err);
+    if (status == FT_OK)
+        status = measure(engine, options, err);
     if (status == FT_OK)
         status = open_session(engine, options, err);
     return status;
@@ -394,6 +491,7 @@ int ft_engine_close(struct ft_engine *engine, struct ft_error *err)
         memset(engine, 0, sizeof *engine);
         return status;
     }
+    ft_gpu_mover_close(engine->mover);
     if (engine->is_loaded)
         ft_loaded_fini(&engine->loaded);
     if (engine->owns_tables)

@@ -6,6 +6,8 @@
  *   topology -> machine --------------------+-> plan (fits?) -> tables, weights (progress) -> session
  *   --replay, --strategy -> policy --------'
  *
+ * Strategy auto measures link and CPU between weights and session (tools/measure_start.h).
+ *
  * ft_engine_plan stops after the plan (no weight is read); ft_engine_open goes on. Ownership: the engine owns
  * everything it names; close ends it in reverse order and is safe on a half-open or zeroed engine.
  * Threads: one at a time. Errors: prepended with what was being done; nothing is left half-made.
@@ -28,16 +30,21 @@ struct ft_open_options {
     struct ft_plan_options plan;
     /* as parsed; resolved into `plan` */
     uint32_t strategy, device;
+    bool cache_auto;         /* say so: slots fill the device, the default */
     uint32_t gpu, handshake; /* enum ft_handshake */
     bool device_given, snapshot_given;
     uint32_t ple_backend; /* 0 disk, 1 ram */
-    uint32_t io;          /* enum ft_io_backend */
+    uint32_t dense;       /* enum ft_dense */
+    uint32_t
+        fp8_uses; /* measurements: quantise these (enum ft_dense_use), accepted or not; 0 = as `dense` says */
+    uint32_t io;  /* enum ft_io_backend */
     const char *replay, *trace, *isa;
+    bool assume_gpu; /* plans only: --device cuda with --vram on a machine without a GPU supposes one */
     double link_gbs, link_delay_us;
     bool pin, quiet;
 };
 
-#define FT_OPEN_OPTION_COUNT 25u
+#define FT_OPEN_OPTION_COUNT 28u
 extern const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT];
 void ft_open_options_init(struct ft_open_options *options);
 /* The group of engine options for a command's option set; options is the target. */
@@ -49,8 +56,9 @@ void ft_open_options_want_kv(struct ft_open_options *options, uint64_t tokens_ea
 struct ft_engine {
     char dir[4096];
     struct ft_checkpoint *checkpoint;
-    const struct ft_model *model; /* of the checkpoint */
-    struct ft_weight_sizes sizes;
+    const struct ft_model *model;          /* of the checkpoint */
+    struct ft_weight_sizes dense_sizes[2]; /* by enum ft_dense: as stored, as fp8 */
+    struct ft_weight_sizes sizes;          /* the one that the plan chose */
     bool has_topology, is_loaded;
     struct ft_topology topology;
     struct ft_machine machine;
@@ -63,6 +71,7 @@ struct ft_engine {
     const struct ft_routing *routing; /* as given; NULL = the router's own choices */
     bool owns_tables;
     struct ft_load_stats load;
+    struct ft_gpu_mover *mover; /* measured for strategy auto; keeps the banks pinned. NULL = not */
     struct ft_trace_file trace;
     struct ft_session *session;
 };
@@ -80,6 +89,8 @@ int ft_engine_open(struct ft_engine *engine, const struct ft_open_options *optio
 struct ft_engine_parts {
     const struct ft_model *model;
     const struct ft_weight_sizes *sizes;
+    const struct ft_weight_sizes
+        *fp8_sizes;                   /* of the same model with --dense fp8; NULL = there is no choice */
     const struct ft_machine *machine; /* as an earlier plan found it, before the weights took their memory;
                                          NULL = as it is now */
     const struct ft_weights *weights; /* not needed for a plan */

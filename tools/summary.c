@@ -140,6 +140,10 @@ static void print_extras(const struct ft_session_stats *stats, const struct ft_p
                 (unsigned long long)stats->ple.rows_wanted, (unsigned long long)stats->ple.rows_distinct,
                 (unsigned long long)stats->ple.reads,
                 ft_options_format_bytes(stats->ple.read_bytes, text, sizeof text));
+    if (stats->prefetches)
+        fprintf(out, "ahead   %llu experts copied ahead: %llu used (%llu waited for), %llu evicted unused\n",
+                (unsigned long long)stats->prefetches, (unsigned long long)stats->prefetches_used,
+                (unsigned long long)stats->prefetches_waited, (unsigned long long)stats->prefetches_wasted);
     if (stats->trace_dropped)
         fprintf(out, "trace   %llu records were dropped: rings full\n",
                 (unsigned long long)stats->trace_dropped);
@@ -195,6 +199,10 @@ static void write_counts(const struct ft_session_stats *stats, struct ft_json *j
     ft_json_u64(json, "fetch_bytes", stats->fetch_bytes);
     ft_json_u64(json, "cpu_experts", stats->cpu_experts);
     ft_json_u64(json, "policy_repairs", stats->policy_repairs);
+    ft_json_u64(json, "prefetches", stats->prefetches);
+    ft_json_u64(json, "prefetches_used", stats->prefetches_used);
+    ft_json_u64(json, "prefetches_waited", stats->prefetches_waited);
+    ft_json_u64(json, "prefetches_wasted", stats->prefetches_wasted);
     ft_json_u64(json, "replay_departures", stats->departures);
     ft_json_u64(json, "jobs", stats->jobs);
     ft_json_u64(json, "stolen", stats->stolen);
@@ -205,6 +213,21 @@ static void write_counts(const struct ft_session_stats *stats, struct ft_json *j
     ft_json_u64(json, "ple_rows", stats->ple.rows_wanted);
     ft_json_u64(json, "ple_reads", stats->ple.reads);
     ft_json_u64(json, "ple_read_bytes", stats->ple.read_bytes);
+}
+
+/* Hits and misses of the slots, layer by layer. */
+static void write_layers(const struct ft_engine *engine, struct ft_json *json)
+{
+    ft_json_open(json, '[', "layers");
+    for (uint32_t i = 0; i < engine->model->layer_count; i++) {
+        uint64_t hits, misses;
+        ft_session_layer_stats(engine->session, i, &hits, &misses);
+        ft_json_open(json, '{', NULL);
+        ft_json_u64(json, "hits", hits);
+        ft_json_u64(json, "misses", misses);
+        ft_json_close(json, '}');
+    }
+    ft_json_close(json, ']');
 }
 
 void ft_summary_write_json(const struct ft_summary *summary, const struct ft_engine *engine,
@@ -228,5 +251,7 @@ void ft_summary_write_json(const struct ft_summary *summary, const struct ft_eng
     ft_json_f64(json, "decode_tok_s", decode_per_second(&stats));
     write_times(&stats, json);
     write_counts(&stats, json);
+    if (engine->plan.device != FT_DEVICE_NONE)
+        write_layers(engine, json);
     ft_json_close(json, '}');
 }

@@ -52,6 +52,7 @@ struct recipe {
 struct maker {
     const struct ft_model *model;
     enum ft_format format;
+    enum ft_dense dense;
     struct ft_arena *arena;
     struct piece *pieces; /* [piece_count] while filling */
     uint32_t piece_count, piece_max;
@@ -168,12 +169,34 @@ static void add_piece(struct maker *k, char *to, uint64_t bytes, struct pattern 
     }
 }
 
-static void put_matrix(struct maker *k, struct ft_matrix *matrix, uint32_t out, uint32_t in)
+static void put_stored(struct maker *k, struct ft_matrix *matrix, uint32_t out, uint32_t in)
 {
     uint64_t bytes = 2ull * out * in;
     char *at = place(k, bytes);
     *matrix = (struct ft_matrix){.data = at, .out = out, .in = in, .format = FT_FORMAT_BF16, .global = 1};
     add_piece(k, at, bytes, bf16_pattern(in));
+}
+
+/* A matrix that FT_DENSE_TO_FP8 quantises; what it leaves alone (enum ft_dense_use) is put_stored. */
+static void put_matrix(struct maker *k, struct ft_matrix *matrix, uint32_t out, uint32_t in)
+{
+    uint64_t data_bytes = 0, scale_bytes = 0;
+    if (k->dense != FT_DENSE_TO_FP8) {
+        put_stored(k, matrix, out, in);
+        return;
+    }
+    *matrix = (struct ft_matrix){.out = out,
+                                 .in = in,
+                                 .format = FT_FORMAT_FP8_BLOCK,
+                                 .global = 1,
+                                 .block_out = FP8_BLOCK,
+                                 .block_in = FP8_BLOCK};
+    ft_matrix_bytes(FT_FORMAT_FP8_BLOCK, out, in, FP8_BLOCK, FP8_BLOCK, &data_bytes, &scale_bytes);
+    char *data = place(k, data_bytes), *scale = place(k, scale_bytes);
+    matrix->data = data;
+    matrix->scale = scale;
+    add_piece(k, data, data_bytes, data_pattern(FT_FORMAT_FP8_BLOCK, in));
+    add_piece(k, scale, scale_bytes, scale_pattern(FT_FORMAT_FP8_BLOCK, in));
 }
 
 static void put_vector(struct maker *k, const float **vector, uint64_t count, struct pattern pattern)
@@ -197,7 +220,7 @@ static void put_mix(struct maker *k, struct ft_mix_weights *mix, bool inject)
     put_matrix(k, &mix->down, m->hc_lowrank, wide);
     put_matrix(k, &mix->up, wide, m->hc_lowrank);
     if (inject)
-        put_matrix(k, &mix->inject, m->hc_count, wide);
+        put_stored(k, &mix->inject, m->hc_count, wide);
 }
 
 static void put_linear(struct maker *k, struct ft_linear_weights *w)
@@ -206,8 +229,8 @@ static void put_linear(struct maker *k, struct ft_linear_weights *w)
     uint32_t channels = ft_model_conv_channels(m), values = m->value_head_count * m->value_dim;
     put_matrix(k, &w->qkv, channels, m->hidden);
     put_matrix(k, &w->z, values, m->hidden);
-    put_matrix(k, &w->b, m->value_head_count, m->hidden);
-    put_matrix(k, &w->a, m->value_head_count, m->hidden);
+    put_stored(k, &w->b, m->value_head_count, m->hidden);
+    put_stored(k, &w->a, m->value_head_count, m->hidden);
     put_matrix(k, &w->out, m->hidden, values);
     put_vector(k, &w->conv, (uint64_t)channels * m->conv_taps, taps);
     put_vector(k, &w->a_log, m->value_head_count, from_one);
@@ -238,7 +261,7 @@ static void put_attention(struct maker *k, struct ft_attention_weights *w, bool 
     if (m->sinks)
         put_vector(k, &w->sinks, m->head_count, taps);
     if (sparse) {
-        put_matrix(k, &w->index_qk, (m->indexer_head_count + 1) * m->indexer_dim, m->hidden);
+        put_stored(k, &w->index_qk, (m->indexer_head_count + 1) * m->indexer_dim, m->hidden);
         put_norm(k, &w->index_q_norm, m->indexer_dim, true);
         put_norm(k, &w->index_k_norm, m->indexer_dim, true);
     }
@@ -285,12 +308,12 @@ static void put_layer(struct maker *k, uint32_t layer, struct ft_layer_weights *
         put_mlp(k, &w->dense, m->dense_width);
         return;
     }
-    put_matrix(k, &w->router, m->expert_count, m->hidden);
+    put_stored(k, &w->router, m->expert_count, m->hidden);
     if (m->router_bias)
         put_vector(k, &w->router_bias, m->expert_count, around_zero);
     if (m->shared_width) {
         put_mlp(k, &w->shared, m->shared_width);
-        put_matrix(k, &w->shared_gate, 1, m->hidden);
+        put_stored(k, &w->shared_gate, 1, m->hidden);
     }
 }
 
@@ -321,10 +344,10 @@ static void put_all(struct maker *k, struct ft_weights *w, struct ft_layer_weigh
 {
     const struct ft_model *m = k->model;
     uint64_t start = k->arena->used;
-    k->sizes = (struct ft_weight_sizes){.expert_format = k->format};
+    k->sizes = (struct ft_weight_sizes){.expert_format = k->format, .dense = k->dense};
     k->piece_count = 0;
     w->layers = layers;
-    put_matrix(k, &w->embed, m->vocab, m->hidden);
+    put_stored(k, &w->embed, m->vocab, m->hidden);
     k->sizes.embed_bytes = k->arena->used - start;
     start = k->arena->used;
     w->head = w->embed;
@@ -345,8 +368,8 @@ static void put_all(struct maker *k, struct ft_weights *w, struct ft_layer_weigh
 }
 
 /* The counting pass. *bytes of the arena, without the layers' structs. */
-static int count_all(const struct ft_model *model, enum ft_format format, struct ft_weight_sizes *sizes,
-                     uint64_t *bytes, uint32_t *pieces, struct ft_error *err)
+static int count_all(const struct ft_model *model, enum ft_format format, enum ft_dense dense,
+                     struct ft_weight_sizes *sizes, uint64_t *bytes, uint32_t *pieces, struct ft_error *err)
 {
     struct ft_arena counting;
     struct ft_weights weights = {0};
@@ -354,7 +377,8 @@ static int count_all(const struct ft_model *model, enum ft_format format, struct
     if (!layers)
         return ft_error_set(err, FT_MEMORY, "no memory for %u layers", model->layer_count);
     ft_arena_count(&counting, "weights");
-    struct maker k = {.model = model, .format = format, .arena = &counting, .status = FT_OK, .err = err};
+    struct maker k = {
+        .model = model, .format = format, .dense = dense, .arena = &counting, .status = FT_OK, .err = err};
     if (format == FT_FORMAT_F32 || format >= FT_FORMAT_COUNT)
         k.status = ft_error_set(err, FT_UNSUPPORTED, "experts are not made in %s", ft_format_name(format));
     put_all(&k, &weights, layers);
@@ -365,12 +389,12 @@ static int count_all(const struct ft_model *model, enum ft_format format, struct
     return k.status;
 }
 
-int ft_synthetic_sizes(const struct ft_model *model, enum ft_format format, struct ft_weight_sizes *sizes,
-                       struct ft_error *err)
+int ft_synthetic_sizes(const struct ft_model *model, enum ft_format format, enum ft_dense dense,
+                       struct ft_weight_sizes *sizes, struct ft_error *err)
 {
     uint64_t bytes;
     uint32_t pieces;
-    return count_all(model, format, sizes, &bytes, &pieces, err);
+    return count_all(model, format, dense, sizes, &bytes, &pieces, err);
 }
 
 /* ---- filling ---- */
@@ -526,11 +550,11 @@ int ft_synthetic_make(const struct ft_model *model, const struct ft_synthetic_op
                       struct ft_loaded *loaded, struct ft_synthetic_stats *stats, struct ft_error *err)
 {
     uint64_t bytes, struct_bytes = model->layer_count * sizeof(struct ft_layer_weights) + FT_ARENA_ALIGN;
-    struct maker k = {.model = model, .format = options->format, .err = err};
+    struct maker k = {.model = model, .format = options->format, .dense = options->dense, .err = err};
     struct ft_layer_weights *layers = NULL;
     *loaded = (struct ft_loaded){0};
     *stats = (struct ft_synthetic_stats){0};
-    int status = count_all(model, options->format, &k.sizes, &bytes, &k.piece_max, err);
+    int status = count_all(model, options->format, options->dense, &k.sizes, &bytes, &k.piece_max, err);
     if (status == FT_OK)
         status = ft_arena_init(&loaded->arena, "synthetic weights", bytes + struct_bytes, err);
     if (status != FT_OK)

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the machine can do: a sweep of plain reads over thread counts, and the peak of multiply-adds. */
+#include "kernels_cpu/bench_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define FMA_ROUNDS 400000u /* some milliseconds */
+
+static uint64_t read_plain(const uint8_t *part, uint64_t bytes, enum ft_roof_pattern pattern)
+{
+    const uint64_t *words = (const uint64_t *)(const void *)part;
+    uint64_t sum[4] = {0};
+    (void)pattern;
+    for (uint64_t i = 0; i + 4 <= bytes / 8; i += 4)
+        for (uint32_t j = 0; j < 4; j++)
+            sum[j] += words[i + j];
+    return sum[0] + sum[1] + sum[2] + sum[3];
+}
+
+static const struct ft_roof roof_plain = {read_plain, NULL};
+
+/* The loops of an ISA: those of its vector width, told by its name; other ISAs of this core are as wide as
+ * AVX2. */
+static const struct ft_roof *roof_of(enum ft_isa isa)
+{
+#if defined(__x86_64__)
+    bool wide = strncmp(ft_isa_name(isa), "avx512", 6) == 0 || strncmp(ft_isa_name(isa), "amx", 3) == 0;
+    if (wide && ft_isa_is_available(FT_ISA_AVX512))
+        return &ft_roof_avx512;
+    if (isa != FT_ISA_REF && ft_isa_is_available(FT_ISA_AVX2))
+        return &ft_roof_avx2;
+#endif
+    (void)isa;
+    return &roof_plain;
+}
+
+struct read_work {
+    const struct ft_bench_bank *bank;
+    const struct ft_roof *roof;
+    enum ft_roof_pattern pattern;
+    struct {
+        uint64_t sum;
+        char pad[56];       /* one writer per line */
+    } sink[FT_WORKERS_MAX]; /* keeps the sums alive */
+};
+
+static uint64_t part_bytes(const struct ft_bench_bank *bank, uint32_t count)
+{
+    return bank->bytes / count / 1024 * 1024;
+}
+
+static void read_part(void *context, uint32_t number, uint32_t count)
+{
+    struct read_work *work = context;
+    uint64_t part = part_bytes(work->bank, count);
+    work->sink[number].sum += work->roof->read(work->bank->data + number * part, part, work->pattern);
+}
+
+/* 1, 2, 3, 4, 6, 8, 12, 16 ... and the last one. */
+static uint32_t next_point(uint32_t threads, uint32_t last)
+{
+    uint32_t power = 1;
+    while (2 * power <= threads)
+        power *= 2;
+    uint32_t next = threads < 4 ? threads + 1 : threads + power / 2;
+    return threads < last ? FT_MIN(next, last) : last + 1;
+}
+
+static int sweep_reads(struct ft_bench_crew *crew, const struct ft_bench_kernels_options *options,
+                       struct read_work *work, struct ft_bench_roof *roof, struct ft_error *err)
+{
+    uint32_t last = FT_MIN(options->threads, FT_WORKERS_MAX), rounds = options->rounds ? options->rounds : 5;
+    for (uint32_t n = 1; n <= last; n = next_point(n, last)) {
+        uint32_t at = roof->point_count++;
+        double bytes = (double)(part_bytes(work->bank, n) * n);
+        FT_ASSERT_LT(at, 64u);
+        roof->point_threads[at] = n;
+        for (uint32_t p = 0; p < FT_ROOF_PATTERN_COUNT; p++) {
+            double seconds;
+            work->pattern = (enum ft_roof_pattern)p;
+            int status = ft_bench_crew_run(crew, n, rounds, read_part, work, &seconds, err);
+            if (status != FT_OK)
+                return status;
+            roof->point_gbs[at] = FT_MAX(roof->point_gbs[at], bytes / seconds / 1e9);
+        }
+        if (roof->point_gbs[at] > roof->ceiling_gbs) {
+            roof->ceiling_gbs = roof->point_gbs[at];
+            roof->ceiling_threads = n;
+        }
+    }
+    return FT_OK;
+}
+
+struct fma_work {
+    const struct ft_roof *roof;
+    struct {
+        double flops;
+        float sink;
+        char pad[52]; /* one writer per line */
+    } thread[FT_WORKERS_MAX];
+};
+
+static void fma_part(void *context, uint32_t number, uint32_t count)
+{
+    struct fma_work *work = context;
+    (void)count;
+    work->thread[number].sink = 0.1f;
+    work->thread[number].flops = work->roof->fma(FMA_ROUNDS, &work->thread[number].sink);
+}
+
+static int measure_peaks(struct ft_bench_crew *crew, const struct ft_bench_kernels_options *options,
+                         struct ft_bench_roof *roof, struct ft_error *err)
+{
+    uint32_t threads = FT_MIN(options->threads, FT_WORKERS_MAX),
+             rounds = options->rounds ? options->rounds : 5;
+    struct fma_work *work = calloc(1, sizeof *work);
+    int status = work ? FT_OK : ft_error_set(err, FT_MEMORY, "no memory to measure the arithmetic peak");
+    for (enum ft_isa isa = 0; isa < FT_ISA_COUNT && status == FT_OK; isa++) {
+        double seconds;
+        work->roof = roof_of(isa);
+        if (!ft_isa_is_available(isa) || !work->roof->fma)
+            continue;
+        status = ft_bench_crew_run(crew, threads, rounds, fma_part, work, &seconds, err);
+        if (status == FT_OK)
+            roof->peak_gflops[isa] = work->thread[0].flops * threads / seconds / 1e9;
+    }
+    free(work);
+    return status;
+}
+
+/* The widest loops read at least as fast as any other; memory is the limit, not the instruction. */
+static const struct ft_roof *widest(void)
+{
+    return ft_isa_is_available(FT_ISA_AVX512) ? roof_of(FT_ISA_AVX512) : roof_of(FT_ISA_AVX2);
+}
+
+int ft_bench_kernels_roof(const struct ft_bench_kernels_options *options, struct ft_bench_roof *roof,
+                          struct ft_error *err)
+{
+    struct ft_bench_bank bank;
+    struct ft_bench_crew *crew;
+    struct read_work *work = calloc(1, sizeof *work);
+    *roof = (struct ft_bench_roof){0};
+    int status = work ? FT_OK : ft_error_set(err, FT_MEMORY, "no memory to measure the read ceiling");
+    if (status == FT_OK)
+        status = ft_bench_crew_open(&crew, options, err);
+    if (status != FT_OK) {
+        free(work);
+        return status;
+    }
+    status = ft_bench_bank_open(&bank, options->bank_bytes, FT_BENCH_PAGES_HUGE, err);
+    if (status == FT_OK) {
+        ft_bench_fill(bank.data, bank.bytes, UINT64_MAX, 1, 0);
+        work->bank = &bank;
+        work->roof = widest();
+        status = sweep_reads(crew, options, work, roof, err);
+        if (status == FT_OK)
+            status = measure_peaks(crew, options, roof, err);
+        ft_bench_bank_close(&bank);
+    }
+    ft_bench_crew_close(crew);
+    free(work);
+    return status;
+}

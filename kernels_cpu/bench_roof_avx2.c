@@ -1,0 +1,9 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#if defined(__x86_64__)
+#include "kernels_cpu/vec_avx2.h"
+
+#include "kernels_cpu/bench_roof_body.h"
+#else
+/* Another architecture: bench_roof.c has a plain loop. */
+typedef int ft_bench_roof_avx2_absent;
+#endif

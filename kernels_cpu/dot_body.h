@@ -1,0 +1,442 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Dot products of weight rows with activation rows over the words of vec_*.h and fixed_*.h.
+ *
+ * One dot product is always summed in the same way, which is what makes every op batch invariant:
+ *
+ *     columns   | chunk 0 | chunk 1 | ... | last chunk, padded with zeros |
+ *     chunk     floats, 8 vectors: t = (w0 x0 + w2 x2 + w4 x4 + w6 x6) + (w1 x1 + w3 x3 + w5 x5 + w7 x7)
+ *               packed e2m1, 16 columns a lane: t = exact sum in integers * unit (fixed_body.h)
+ *     row       acc += t * scale     (per lane; a lane never crosses a scale block)
+ *     at last   sum of the lanes * factor
+ *
+ * Up to ROWS activation rows share OUTS decoded weight rows, which share the loads of the activations. These
+ * lie in a panel on the stack: aligned, padded and in the order of the decoder of their format.
+ */
+#ifndef FT_DOT_BODY_H
+#define FT_DOT_BODY_H
+
+#define ROWS 4
+#define TILE 128           /* most output rows at a time */
+#define GROUP 16           /* output rows whose sums stay in the nearest cache */
+#define PANEL_COLUMNS 4096 /* longer rows are taken in parts of this many */
+#define PIECE_COLUMNS 1024 /* of 4 rows: what stays in the nearest cache while weights pass by */
+#define PANEL_BYTES (PANEL_COLUMNS * sizeof(float))
+_Static_assert(PANEL_COLUMNS % PIECE_COLUMNS == 0 && PIECE_COLUMNS % VF_CHUNK == 0 &&
+                   PIECE_COLUMNS % VFIX_CHUNK == 0 && sizeof(struct vfixed) <= VFIX_CHUNK * sizeof(float),
+               "pieces are whole chunks, and packed chunks are no larger than floats");
+#define INLINE static inline __attribute__((always_inline))
+/* Loops over registers: a counter that is not a constant would put them on the stack. */
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 8")
+#endif
+
+/* How the weights of a chunk come to vectors. */
+enum kind { KIND_F32, KIND_BF16, KIND_FP8, KIND_FP8_ODD, KIND_NVFP4, KIND_MXFP4, KIND_COUNT };
+
+/* ROWS activation rows over columns [begin, end). */
+struct panel {
+    uint32_t begin, end, first_row, rows;
+    _Alignas(64) uint8_t row[ROWS][PANEL_BYTES];
+};
+
+/* Scales that do not change inside a chunk come as `scale`; 1 where the format has none. */
+struct chunk {
+    vf w[8];
+    struct vfixed_weights fixed; /* instead of w, for packed e2m1 */
+    vf scale;
+};
+
+static enum kind kind_of(const struct ft_matrix *w)
+{
+    switch (w->format) {
+    case FT_FORMAT_F32:
+        return KIND_F32;
+    case FT_FORMAT_BF16:
+        return KIND_BF16;
+    case FT_FORMAT_FP8_BLOCK:
+        return w->block_in % VF_CHUNK == 0 ? KIND_FP8 : KIND_FP8_ODD;
+    case FT_FORMAT_NVFP4:
+        return KIND_NVFP4;
+    default:
+        return KIND_MXFP4;
+    }
+}
+
+INLINE bool is_packed(enum kind kind)
+{
+    return kind == KIND_NVFP4 || kind == KIND_MXFP4;
+}
+
+INLINE uint32_t chunk_columns(enum kind kind)
+{
+    return is_packed(kind) ? VFIX_CHUNK : VF_CHUNK;
+}
+
+/* What the activations of a chunk take in the panel. */
+INLINE uint32_t chunk_stride(enum kind kind)
+{
+    return is_packed(kind) ? sizeof(struct vfixed) : VF_CHUNK * sizeof(float);
+}
+
+/* Scales of nvfp4 come as 2^-8 of their value, and so does e4m3 from some versions of vf_load_e4m3. */
+static float factor_of(const struct ft_matrix *w, enum kind kind)
+{
+    if (kind == KIND_NVFP4)
+        return w->global * 256.0f;
+    return kind == KIND_FP8 ? VF_E4M3_FACTOR : 1.0f;
+}
+
+/* fp8 blocks that cut chunks: every value is scaled by itself. */
+static void decode_fp8_odd(const struct ft_matrix *w, uint32_t o, uint32_t column, uint32_t count, float *out)
+{
+    const uint8_t *data = (const uint8_t *)w->data + (size_t)o * w->in + column;
+    const float *scale = (const float *)w->scale + o / w->block_out * ft_div_up(w->in, w->block_in);
+    for (uint32_t i = 0; i < VF_CHUNK; i++)
+        out[i] = i < count ? ft_e4m3_values[data[i]] * scale[(column + i) / w->block_in] : 0.0f;
+}
+
+/* Where the next chunk of a weight row lies. */
+struct cursor {
+    const uint8_t *data, *scale;
+    uint32_t row, column;
+    uint32_t block_left; /* fp8: chunks before the next scale */
+    vcodes seen;         /* largest codes: those that need care are found without a branch per chunk */
+};
+
+INLINE struct cursor cursor_at(enum kind kind, const struct ft_matrix *w, uint32_t o, uint32_t column)
+{
+    size_t at = (size_t)o * w->in + column;
+    struct cursor c = {.data = w->data, .scale = w->scale, .row = o, .column = column};
+    c.seen = vcodes_none();
+    switch (kind) {
+    case KIND_F32:
+        c.data += at * sizeof(float);
+        break;
+    case KIND_BF16:
+        c.data += at * sizeof(uint16_t);
+        break;
+    case KIND_FP8:
+        c.data += at;
+        c.scale += (o / w->block_out * ft_div_up(w->in, w->block_in) + column / w->block_in) * sizeof(float);
+        c.block_left = (w->block_in - column % w->block_in) / VF_CHUNK;
+        break;
+    case KIND_FP8_ODD:
+        break;
+    default:
+        c.data += at / 2;
+        c.scale += at / (kind == KIND_NVFP4 ? 16 : 32);
+    }
+    return c;
+}
+
+/* Weights are asked for this far ahead, across the ends of rows: the prefetchers of the core stop at pages.
+ * Measured on Zen 5, GB/s of one core at 2, 4, 8, 12 KiB: nvfp4 21, 25, 31, 29; fp8 32, 35, 37, 37. */
+#define AHEAD 8192
+#define SCALES_AHEAD 512
+INLINE void prefetch(const uint8_t *data, uint32_t bytes)
+{
+    for (uint32_t i = 0; i < bytes; i += 64)
+        __builtin_prefetch(data + i);
+}
+
+/* Vector j of a chunk that holds `bytes` bytes, or all of it. */
+INLINE vf load_vector(const uint8_t *data, uint32_t j, bool whole, uint32_t bytes)
+{
+    uint32_t at = j * VF * (uint32_t)sizeof(float);
+    return whole ? vf_load((const float *)(const void *)(data + at))
+                 : vf_load_part(data + at, bytes > at ? bytes - at : 0);
+}
+
+/* Loads the next chunk, of which `count` columns exist. Those after them are zero. */
+INLINE void load_chunk(enum kind kind, const struct ft_matrix *w, struct cursor *c, uint32_t count,
+                       struct chunk *chunk)
+{
+    float copy[VF_CHUNK];
+    const uint8_t *data = c->data;
+    uint32_t columns = chunk_columns(kind);
+    uint32_t bytes = kind == KIND_F32    ? columns * 4
+                     : kind == KIND_BF16 ? columns * 2
+                     : is_packed(kind)   ? columns / 2
+                                         : columns;
+    if (count == columns && kind != KIND_FP8_ODD)
+        prefetch(data + AHEAD, bytes);
+    uint32_t part = (uint32_t)((size_t)bytes * count / columns);
+    bool whole = count == columns;
+    switch (kind) {
+    case KIND_F32:
+        UNROLL for (uint32_t j = 0; j < 8; j++) chunk->w[j] = load_vector(data, j, whole, part);
+        break;
+    case KIND_BF16:
+        UNROLL for (uint32_t j = 0; j < 4; j++)
+            vf_bf16_pair(load_vector(data, j, whole, part), chunk->w + 2 * j);
+        break;
+    case KIND_FP8:
+        if (!whole) {
+            memset(copy, 0, sizeof copy);
+            data = memcpy(copy, data, part);
+        }
+        vf_load_e4m3(data, chunk->w, &c->seen);
+        chunk->scale = vf_set1(*(const float *)(const void *)c->scale);
+        if (--c->block_left == 0) {
+            c->block_left = w->block_in / VF_CHUNK;
+            c->scale += sizeof(float);
+        }
+        break;
+    case KIND_FP8_ODD:
+        decode_fp8_odd(w, c->row, c->column, count, copy);
+        UNROLL for (int j = 0; j < 8; j++) chunk->w[j] = vf_load(copy + j * VF);
+        break;
+    default: {
+        uint32_t block = kind == KIND_NVFP4 ? 16 : 32;
+        vfixed_decode(data, count, &chunk->fixed);
+        chunk->scale = kind == KIND_NVFP4 ? vfixed_scales_nvfp4(c->scale, count / block, &c->seen)
+                                          : vfixed_scales_mxfp4(c->scale, count / block, &c->seen);
+        c->scale += columns / block;
+        break;
+    }
+    }
+    c->data += bytes;
+    c->column += columns;
+}
+
+/* t of one chunk for each of `outs` weight rows, which share the loads of x. */
+INLINE void chunk_dot(enum kind kind, int outs, const struct chunk *chunk, const uint8_t *panel, vf *t)
+{
+    if (is_packed(kind)) {
+        const struct vfixed_weights *fixed[2] = {&chunk[0].fixed, &chunk[outs - 1].fixed};
+        vfixed_dot(outs, fixed, (const struct vfixed *)(const void *)panel, t);
+        return;
+    }
+    const float *x = (const float *)(const void *)panel;
+    vf even[2], odd[2], x0 = vf_load(x), x1 = vf_load(x + VF);
+    if (outs > 1) {
+        VF_KEEP(x0);
+        VF_KEEP(x1);
+    }
+    UNROLL for (int i = 0; i < outs; i++)
+    {
+        even[i] = vf_mul(chunk[i].w[0], x0);
+        odd[i] = vf_mul(chunk[i].w[1], x1);
+    }
+    UNROLL for (int j = 2; j < 8; j += 2)
+    {
+        x0 = vf_load(x + j * VF);
+        x1 = vf_load(x + (j + 1) * VF);
+        if (outs > 1) {
+            VF_KEEP(x0);
+            VF_KEEP(x1);
+        }
+        UNROLL for (int i = 0; i < outs; i++)
+        {
+            even[i] = vf_fma(chunk[i].w[j], x0, even[i]);
+            odd[i] = vf_fma(chunk[i].w[j + 1], x1, odd[i]);
+        }
+    }
+    UNROLL for (int i = 0; i < outs; i++) t[i] = vf_add(even[i], odd[i]);
+}
+
+/* The next chunk of `outs` weight rows, of which `count` columns exist. */
+INLINE void step_chunk(enum kind kind, int outs, int rows, const struct ft_matrix *w, struct cursor *cursor,
+                       uint32_t count, const struct panel *panel, size_t at, vf (*sum)[ROWS])
+{
+    struct chunk chunk[2];
+    bool scaled = is_packed(kind) || kind == KIND_FP8;
+    vf t[2];
+    load_chunk(kind, w, &cursor[0], count, &chunk[0]);
+    if (outs == 2)
+        load_chunk(kind, w, &cursor[1], count, &chunk[1]);
+    UNROLL for (int r = 0; r < rows; r++)
+    {
+        chunk_dot(kind, outs, chunk, panel->row[r] + at, t);
+        UNROLL for (int j = 0; j < outs; j++) sum[j][r] =
+            scaled ? vf_fma(t[j], chunk[j].scale, sum[j][r]) : vf_add(sum[j][r], t[j]);
+    }
+}
+
+/* Columns [begin, end) of a panel; begin is a whole number of chunks from the panel's. Sums start with the
+ * first columns of a row: nobody clears them before. */
+struct range {
+    uint32_t begin, end;
+};
+
+/* Scales of a chunk of packed e2m1 whatever their codes, for rows where some need care (NaN, a sign, 2^-127).
+ */
+static void careful_scales(enum kind kind, const uint8_t *codes, uint32_t count, float *scale)
+{
+    for (uint32_t b = 0; b < VF; b++) {
+        uint32_t code = kind == KIND_NVFP4 ? b : b / 2;
+        float value = 0;
+        if (code < count)
+            value = kind == KIND_NVFP4 ? ft_e4m3_values[codes[code]] / 256.0f : ft_e8m0_to_f32(codes[code]);
+        scale[vfixed_lane(b)] = value;
+    }
+}
+
+static void dot_packed_carefully(enum kind kind, uint32_t rows, const struct ft_matrix *w, uint32_t o,
+                                 const struct panel *panel, struct range range, vf *acc)
+{
+    struct cursor cursor = cursor_at(kind, w, o, range.begin);
+    struct vfixed_weights weights;
+    const struct vfixed_weights *fixed = &weights;
+    float scale[VF];
+    vf t;
+    uint32_t block = kind == KIND_NVFP4 ? 16 : 32;
+    size_t at = (range.begin - panel->begin) / VFIX_CHUNK * sizeof(struct vfixed);
+    for (uint32_t r = 0; r < rows && !range.begin; r++)
+        acc[r] = vf_zero();
+    for (uint32_t column = range.begin; column < range.end; column += VFIX_CHUNK) {
+        uint32_t count = FT_MIN(range.end - column, VFIX_CHUNK);
+        vfixed_decode(cursor.data, count, &weights);
+        careful_scales(kind, cursor.scale, count / block, scale);
+        for (uint32_t r = 0; r < rows; r++) {
+            vfixed_dot(1, &fixed, (const struct vfixed *)(const void *)(panel->row[r] + at), &t);
+            acc[r] = vf_fma(t, vf_load(scale), acc[r]);
+        }
+        cursor.data += VFIX_CHUNK / 2;
+        cursor.scale += VFIX_CHUNK / block;
+        at += sizeof(struct vfixed);
+    }
+}
+
+/* Adds `outs` weight rows from o on times the rows of the panel to acc, over a range of columns; puts them
+ * there when the range begins a row. */
+INLINE void dot_rows(enum kind kind, int outs, int rows, const struct ft_matrix *w, uint32_t o,
+                     const struct panel *panel, struct range range, vf (*acc)[ROWS])
+{
+    vf sum[2][ROWS];
+    struct cursor cursor[2];
+    uint32_t left = range.end - range.begin, columns = chunk_columns(kind);
+    size_t at = (size_t)(range.begin - panel->begin) / columns * chunk_stride(kind);
+    UNROLL for (int j = 0; j < outs; j++)
+    {
+        cursor[j] = cursor_at(kind, w, o + (uint32_t)j, range.begin);
+        if (is_packed(kind))
+            prefetch(cursor[j].scale + SCALES_AHEAD, left / (kind == KIND_NVFP4 ? 16 : 32));
+        UNROLL for (int r = 0; r < rows; r++) sum[j][r] = range.begin ? acc[j][r] : vf_zero();
+    }
+    for (; left >= columns; left -= columns, at += chunk_stride(kind))
+        step_chunk(kind, outs, rows, w, cursor, columns, panel, at, sum);
+    if (left)
+        step_chunk(kind, outs, rows, w, cursor, left, panel, at, sum);
+    UNROLL for (int j = 0; j < outs; j++)
+    {
+        if (is_packed(kind) && vcodes_have_odd(cursor[j].seen, kind == KIND_NVFP4 ? 0x7e : 253)) {
+            dot_packed_carefully(kind, (uint32_t)rows, w, o + (uint32_t)j, panel, range, acc[j]);
+            continue;
+        }
+        bool nan = kind == KIND_FP8 && vcodes_have_nan(cursor[j].seen);
+        UNROLL for (int r = 0; r < rows; r++) acc[j][r] = nan ? vf_set1(__builtin_nanf("")) : sum[j][r];
+    }
+}
+
+typedef void dot_function(const struct ft_matrix *w, uint32_t o, uint32_t count, const struct panel *panel,
+                          struct range range, vf (*acc)[ROWS]);
+#define DOT(name, kind, rows)                                                                                \
+    static void name(const struct ft_matrix *w, uint32_t o, uint32_t count, const struct panel *panel,       \
+                     struct range range, vf(*acc)[ROWS])                                                     \
+    {                                                                                                        \
+        uint32_t i = 0;                                                                                      \
+        /* A single row of activations has nothing to share, and one stream of floats is read fastest. */    \
+        const uint32_t outs = rows > 1 || is_packed(kind) ? OUTS : 1;                                        \
+        for (; i + outs <= count; i += outs)                                                                 \
+            dot_rows(kind, (int)outs, rows, w, o + i, panel, range, acc + i);                                \
+        for (; i < count; i++)                                                                               \
+            dot_rows(kind, 1, rows, w, o + i, panel, range, acc + i);                                        \
+    }
+#define DOTS(name, kind)                                                                                     \
+    DOT(name##_1, kind, 1) DOT(name##_2, kind, 2) DOT(name##_3, kind, 3) DOT(name##_4, kind, 4)
+DOTS(dot_f32, KIND_F32)
+DOTS(dot_bf16, KIND_BF16)
+DOTS(dot_fp8, KIND_FP8)
+DOTS(dot_fp8_odd, KIND_FP8_ODD)
+DOTS(dot_nvfp4, KIND_NVFP4)
+DOTS(dot_mxfp4, KIND_MXFP4)
+#define DOT_ROW(name)                                                                                        \
+    {                                                                                                        \
+        name##_1, name##_2, name##_3, name##_4                                                               \
+    }
+static dot_function *const dots[KIND_COUNT][ROWS] = {
+    [KIND_F32] = DOT_ROW(dot_f32),     [KIND_BF16] = DOT_ROW(dot_bf16),
+    [KIND_FP8] = DOT_ROW(dot_fp8),     [KIND_FP8_ODD] = DOT_ROW(dot_fp8_odd),
+    [KIND_NVFP4] = DOT_ROW(dot_nvfp4), [KIND_MXFP4] = DOT_ROW(dot_mxfp4)};
+
+/* Chunks of activations into the panel. */
+static void pack_chunks(enum kind kind, const float *x, uint32_t count, uint8_t *to)
+{
+    float *out = (float *)(void *)to;
+    struct vfixed *fixed = (struct vfixed *)(void *)to;
+    if (is_packed(kind)) {
+        for (uint32_t c = 0; c < count; c += VFIX_AT_ONCE)
+            vfixed_pack(x + c * VFIX_CHUNK, FT_MIN(count - c, VFIX_AT_ONCE), fixed + c);
+    } else if (kind == KIND_BF16) {
+        for (uint32_t i = 0; i < count * VF_CHUNK; i += 2 * VF)
+            vf_pack_pair(x + i, out + i);
+    } else if (kind == KIND_FP8) {
+        for (uint32_t i = 0; i < count * VF_CHUNK; i += VF_CHUNK)
+            vf_pack_e4m3(x + i, out + i);
+    } else {
+        memcpy(out, x, count * VF_CHUNK * sizeof *x);
+    }
+}
+
+/* Makes the panel hold rows [first, first + rows) over columns [begin, end); nothing to do when it already
+ * does. */
+static void panel_fill(struct panel *panel, enum kind kind, const struct ft_rows *x, uint32_t first,
+                       uint32_t rows, uint32_t begin, uint32_t end)
+{
+    if (panel->rows == rows && panel->first_row == first && panel->begin == begin && panel->end == end)
+        return;
+    panel->rows = rows;
+    panel->first_row = first;
+    panel->begin = begin;
+    panel->end = end;
+    uint32_t columns = chunk_columns(kind);
+    for (uint32_t r = 0; r < rows; r++) {
+        const float *row = ft_rows_get(x, first + r) + begin;
+        uint32_t whole = (end - begin) / columns, rest = (end - begin) % columns;
+        pack_chunks(kind, row, whole, panel->row[r]);
+        if (rest) {
+            float padded[VFIX_CHUNK] = {0};
+            memcpy(padded, row + whole * columns, rest * sizeof(float));
+            pack_chunks(kind, padded, 1, panel->row[r] + whole * chunk_stride(kind));
+        }
+    }
+}
+
+/* Output rows per tile: their weights stay in the second cache while batches of activation rows pass by. */
+static uint32_t tile_step(const struct ft_matrix *w)
+{
+    return is_packed(kind_of(w)) ? TILE : TILE / 2;
+}
+
+/* out[r][i] = W[o + i] . x[first + r] for i < count <= TILE, r < rows <= ROWS. */
+static void tile_dots(const struct ft_matrix *w, uint32_t o, uint32_t count, const struct ft_rows *x,
+                      uint32_t first, uint32_t rows, struct panel *panel, float (*out)[TILE])
+{
+    enum kind kind = kind_of(w);
+    uint32_t piece = rows == 1 ? PANEL_COLUMNS : rows == 2 ? 2 * PIECE_COLUMNS : PIECE_COLUMNS;
+    float factor = factor_of(w, kind);
+    vf acc[GROUP][ROWS];
+    bool whole = w->in <= PANEL_COLUMNS; /* the panel serves all groups */
+    if (whole)
+        panel_fill(panel, kind, x, first, rows, 0, w->in);
+    for (uint32_t i = 0; i < count; i += GROUP) {
+        uint32_t group = FT_MIN(count - i, GROUP);
+        for (uint32_t begin = 0; begin < w->in; begin += PANEL_COLUMNS) {
+            if (!whole)
+                panel_fill(panel, kind, x, first, rows, begin, FT_MIN(w->in, begin + PANEL_COLUMNS));
+            for (uint32_t at = begin; at < panel->end; at += piece) {
+                struct range range = {at, FT_MIN(panel->end, at + piece)};
+                dots[kind][rows - 1](w, o + i, group, panel, range, acc);
+            }
+        }
+        for (uint32_t r = 0; r < rows; r++)
+            for (uint32_t j = 0; j < group; j++)
+                out[r][i + j] = vf_sum(acc[j][r]) * factor;
+    }
+}
+
+#endif

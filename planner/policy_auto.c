@@ -1,0 +1,492 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * auto: of all splits of a layer's misses (f of them fetched, the rest on the CPU) the one that ends first.
+ *
+ *   link   = queue + fixed + f * bytes / rate         rate: alone, or with the CPU at work (0 < f < misses)
+ *   fetch  = max(link, residents computed) + f * bytes / device rate
+ *   cpu    = queue + fixed + sum of rows factors * bytes / rate      rows factor: 1 up to 2 rows, then rows /
+ * 2 end    = max(fetch, cpu)        score = end - f * (what a fetched expert saves later)
+ *
+ * Which ones are fetched: those with most work for the CPU (rows above 2), then the most recently used.
+ *
+ * Later savings. p = share of uses whose use before lies within the residence time (age of the slots that are
+ * evicted), q = the same for an expert unused for that long, within as long again. A use under LRU is
+ * followed by p / (1 - p) hits; taking the victim's place forgoes q / (1 - p). A hit saves what a miss of
+ * this layer costs on average. Source: renewal argument over LRU stacks, see planner/routing.h.
+ *
+ * Beliefs are corrected. A lane's time is a * fixed + b * work, with one pair (a, b) for the lane alone and
+ * one for both lanes at work; each measured layer moves the pair along its own inputs (normalised least mean
+ * squares: Nagumo and Noda, 1967), a measured time counts as at most 4 predicted ones. What is never
+ * chosen is never measured: of three ways (all fetched, all CPU, both) one that was not used for a while is
+ * probed when the loss it predicts is below PROBE_SHARE of the time since. Deterministic: neither of these.
+ *
+ * Answers depend on `in` and on the state alone; what decide_layer notes becomes part of the decisions at
+ * step_end.
+ */
+#include "planner/place.h"
+#include "planner/policies.h"
+
+#include <string.h>
+
+/* Beliefs where nothing was measured: a desktop with 8 cores and PCIe 4.0 x16. They only have to be of the
+ * right order, the corrections do the rest. */
+#define LINK_RATE 22e9
+#define LINK_BOTH_SHARE 0.9 /* of the rate alone; H200 host: 50.6 -> 44.5 .. 50.1 GB/s */
+#define CPU_BOTH_SHARE 0.9  /* the same host: 100 -> 92.7 GB/s */
+static const double cpu_rates[FT_FORMAT_COUNT] = {[FT_FORMAT_NVFP4] = 20e9,
+                                                  [FT_FORMAT_MXFP4] = 20e9,
+                                                  [FT_FORMAT_FP8_BLOCK] = 25e9,
+                                                  [FT_FORMAT_BF16] = 30e9};
+#define CPU_RATE 20e9 /* other formats */
+
+/* Fixed costs, H200 with driver 580, minimum of 20 runs: issue of a copy 2.6 us, flag seen 6 us. */
+#define COPY_ISSUE_NS 3000.0
+#define FLAG_NS 6000.0
+#define CPU_DISPATCH_NS 15000.0 /* wake, first tile, last tile, flag back */
+
+#define ROWS_FREE 2u     /* rows that cost the CPU no more than one: it waits for the bytes */
+#define HITS_MAX 16.0    /* of one fetch: beyond it the estimate is noise */
+#define VALUE_WEIGHT 0.5 /* of later savings: they are a guess, the end of the layer is not */
+#define CLAMP_SLOW 4.0   /* one slow layer may be an accident */
+#define CLAMP_FAST 64.0  /* nothing makes a lane too fast by accident */
+#define WEIGHT_MIN 0.1   /* of a measured layer, once the lane is known */
+#define WEIGHT_DECAY 0.7
+#define WEIGHT_DECAY_FAR 0.9
+#define IDLE_LAYERS 64u       /* unmeasured for that long: the next measurement counts in full */
+#define PROBE_SHARE_NEW 0.02  /* while the way was never tried */
+#define PROBE_SHARE 0.003     /* of the time: three ways stay below 1% together */
+#define UPPER_BOUND_NS 4000.0 /* a wait for the link that short: the copies were there before */
+#define REUSE_WEIGHT 0.0625   /* of a step in the reuse estimate */
+#define FACTOR_MIN 0.01
+
+enum lane { LINK, CPU, LANES };
+enum way { ALL_CPU, ALL_FETCH, BOTH, WAYS };
+
+/* How far the truth is from the belief: time = fixed * base.fixed + work * base.work. */
+struct belief {
+    double fixed, work, weight;
+    uint32_t idle; /* layers with misses since it was measured */
+    bool known;
+};
+
+struct cost {
+    double fixed, work; /* ns, as believed before corrections */
+};
+
+/* A layer of the running step. */
+struct seen {
+    bool decided, both;
+    struct cost cost[LANES];
+    double begin, end[LANES]; /* begin 0: not heard of */
+    bool fetched_in_time;     /* end[LINK] is an upper bound */
+};
+
+struct reuse {
+    bool known, evicting;
+    double near, middle; /* shares, see p and q above */
+    double residence;    /* steps */
+};
+
+struct auto_state {
+    struct ft_place_state place;
+    double rate[LANES][2][FT_FORMAT_COUNT]; /* bytes per s: [alone, both] */
+    double fixed[LANES];
+    double device_ns_per_byte;
+    struct belief belief[LANES][2];
+    double since_ns[WAYS]; /* predicted time of layers since the way was last chosen */
+    uint32_t since_layers[WAYS];
+    bool tried[WAYS];
+    struct reuse reuse;
+    /* of the running step */
+    bool chosen[WAYS];
+    double layers_ns;
+    uint32_t miss_layers;
+    double uses, near, middle, ages, evictions;
+    double device_bytes, device_ns;
+    uint32_t layer_count;
+    struct seen *layers; /* [layer_count] */
+};
+
+/* ---- begin ---- */
+
+static uint32_t layers_of(const struct ft_policy_params *params)
+{
+    return params->model && params->model->layer_count ? params->model->layer_count : FT_LAYERS_MAX;
+}
+
+static uint64_t state_bytes(const struct ft_policy_params *params)
+{
+    return sizeof(struct auto_state) + layers_of(params) * sizeof(struct seen) + ft_place_state_bytes(params);
+}
+
+static double known_or(double measured, double standard)
+{
+    return measured > 0 ? measured : standard;
+}
+
+static void init_rates(struct auto_state *s, const struct ft_machine *m)
+{
+    double link = known_or(m->link_bytes_per_s, known_or(m->link_overlap_bytes_per_s, LINK_RATE));
+    for (uint32_t f = 0; f < FT_FORMAT_COUNT; f++) {
+        double cpu = known_or(m->cpu_expert_bytes_per_s[f], known_or(cpu_rates[f], CPU_RATE));
+        bool measured = m->cpu_expert_bytes_per_s[f] > 0 && m->cpu_overlap_bytes_per_s > 0;
+        s->rate[LINK][0][f] = link;
+        s->rate[LINK][1][f] = FT_MIN(link, known_or(m->link_overlap_bytes_per_s, LINK_BOTH_SHARE * link));
+        s->rate[CPU][0][f] = cpu;
+        s->rate[CPU][1][f] = measured ? FT_MIN(cpu, m->cpu_overlap_bytes_per_s) : CPU_BOTH_SHARE * cpu;
+    }
+    s->fixed[LINK] = COPY_ISSUE_NS + known_or(m->rendezvous_ns, FLAG_NS);
+    s->fixed[CPU] = m->wake_ns > 0 || m->rendezvous_ns > 0 ? m->wake_ns + 2 * m->job_ns + m->rendezvous_ns
+                                                           : CPU_DISPATCH_NS;
+    s->device_ns_per_byte = m->device_read_bytes_per_s > 0 ? 1e9 / m->device_read_bytes_per_s : 0;
+}
+
+static int init(void *state, const struct ft_policy_params *params, struct ft_error *err)
+{
+    static const struct ft_machine unknown;
+    struct auto_state *s = state;
+    int status = ft_place_init(&s->place, params, err);
+    s->layer_count = layers_of(params);
+    s->layers = (struct seen *)(s + 1);
+    s->place.misses.keys = (uint64_t *)(s->layers + s->layer_count); /* not behind place: it is embedded */
+    s->place.victims.keys = s->place.misses.keys + s->place.capacity;
+    init_rates(s, params->machine ? params->machine : &unknown);
+    for (uint32_t lane = 0; lane < LANES; lane++)
+        for (uint32_t both = 0; both < 2; both++)
+            s->belief[lane][both] = (struct belief){.fixed = 1, .work = 1, .weight = 1};
+    return status;
+}
+
+/* ---- the cost of a split ---- */
+
+static double rows_factor(uint32_t rows)
+{
+    return rows <= ROWS_FREE ? 1 : (double)rows / ROWS_FREE;
+}
+
+/* What was never measured follows the lane's other pair. */
+static const struct belief *belief_of(const struct auto_state *s, enum lane lane, bool both)
+{
+    const struct belief *own = &s->belief[lane][both], *other = &s->belief[lane][!both];
+    return own->known || !other->known ? own : other;
+}
+
+static double time_of(const struct auto_state *s, enum lane lane, bool both, const struct cost *cost)
+{
+    const struct belief *b = belief_of(s, lane, both);
+    return b->fixed * cost->fixed + b->work * cost->work;
+}
+
+static struct cost cost_of(const struct auto_state *s, enum lane lane, bool both,
+                           const struct ft_layer_in *in, double experts)
+{
+    if (!(experts > 0))
+        return (struct cost){0};
+    double each = in->expert_bytes * 1e9 / s->rate[lane][both][in->format];
+    if (lane == LINK)
+        each = FT_MAX(each, COPY_ISSUE_NS);
+    return (struct cost){.fixed = s->fixed[lane], .work = experts * each};
+}
+
+struct split {
+    uint32_t fetched;
+    bool both;
+    struct cost cost[LANES];
+    double fetch_ns, cpu_ns, end_ns, score;
+};
+
+/* cpu_experts: sum of the rows factors of those left. resident_ns: until the device has computed what it
+ * holds. */
+static struct split split_of(const struct auto_state *s, const struct ft_layer_in *in, uint32_t fetched,
+                             double cpu_experts, double resident_ns)
+{
+    struct split x = {.fetched = fetched, .both = fetched && cpu_experts > 0};
+    x.cost[LINK] = cost_of(s, LINK, x.both, in, fetched);
+    x.cost[CPU] = cost_of(s, CPU, x.both, in, cpu_experts);
+    if (fetched)
+        x.fetch_ns = FT_MAX(in->link_busy_ns + time_of(s, LINK, x.both, &x.cost[LINK]), resident_ns) +
+                     fetched * (double)in->expert_bytes * s->device_ns_per_byte;
+    if (cpu_experts > 0)
+        x.cpu_ns = in->cpu_busy_ns + time_of(s, CPU, x.both, &x.cost[CPU]);
+    x.end_ns = FT_MAX(FT_MAX(x.fetch_ns, x.cpu_ns), resident_ns);
+    return x;
+}
+
+/* Further hits that a fetch brings, less those that the victim would have had. */
+static double net_hits(const struct auto_state *s, const struct ft_layer_in *in)
+{
+    const struct reuse *r = &s->reuse;
+    if (!r->known || in->prefill)
+        return 0;
+    double p = FT_MIN(r->near, 0.97), q = r->evicting ? r->middle : 0;
+    return FT_MAX(0.0, FT_MIN((p - q) / (1 - p), HITS_MAX));
+}
+
+static enum way way_of(const struct split *x)
+{
+    return x->both ? BOTH : x->fetched ? ALL_FETCH : ALL_CPU;
+}
+
+/* ---- the choice ---- */
+
+/* Sorts the misses anew: most work for the CPU first, then the most recently used; returns the sum of rows
+ * factors. */
+static double sort_misses(struct auto_state *s, const struct ft_layer_in *in)
+{
+    struct ft_pick *misses = &s->place.misses;
+    double sum = 0;
+    misses->count = 0;
+    for (uint32_t i = 0; i < in->active_count; i++) {
+        if (in->slot[i] != FT_NONE)
+            continue;
+        uint32_t rows = FT_MIN(FT_MAX(in->rows[i], ROWS_FREE), 0xffffu);
+        uint32_t age = in->last_used[i] ? FT_MIN(in->step - in->last_used[i], 0xfffeu) : 0xffffu;
+        ft_pick_push(misses, (0xffffu - rows) << 16 | age, i);
+        sum += rows_factor(in->rows[i]);
+    }
+    ft_pick_sort(misses);
+    return sum;
+}
+
+static double resident_ns(const struct auto_state *s, const struct ft_layer_in *in, uint32_t misses)
+{
+    return in->device_busy_ns +
+           (in->active_count - misses) * (double)in->expert_bytes * s->device_ns_per_byte;
+}
+
+/* The best split of each way, when every fetched expert saves `value` later; returns the soonest end of all.
+ */
+static double walk_splits(const struct auto_state *s, const struct ft_layer_in *in, uint32_t misses,
+                          double cpu_experts, double value, struct split best[WAYS], bool exists[WAYS])
+{
+    double resident = resident_ns(s, in, misses), left = cpu_experts, soonest = 0;
+    uint32_t most = in->prefill ? misses : FT_MIN(misses, in->slots.count);
+    memset(exists, 0, WAYS * sizeof *exists);
+    for (uint32_t f = 0; f <= most; f++) {
+        if (f)
+            left -= rows_factor(in->rows[ft_pick_index(&s->place.misses, f - 1)]);
+        struct split x = split_of(s, in, f, f == misses ? 0 : FT_MAX(left, 1.0), resident);
+        enum way way = way_of(&x);
+        x.score = x.end_ns - f * value;
+        if (!exists[way] || x.score <= best[way].score) /* a tie: the fetched one may be hit again */
+            best[way] = x;
+        exists[way] = true;
+        soonest = f == 0 ? x.end_ns : FT_MIN(soonest, x.end_ns);
+    }
+    return soonest;
+}
+
+/* A way that was not used for long, when trying it is cheap beside the time since. */
+static bool wants_probe(const struct auto_state *s, enum way way, double loss_ns)
+{
+    double share = s->tried[way] ? PROBE_SHARE : PROBE_SHARE_NEW;
+    return s->since_layers[way] >= IDLE_LAYERS && !s->chosen[way] && loss_ns <= share * s->since_ns[way];
+}
+
+static struct split choose(const struct auto_state *s, const struct ft_layer_in *in, uint32_t misses,
+                           double cpu_experts, enum ft_reason *reason)
+{
+    struct split best[WAYS] = {0};
+    bool exists[WAYS];
+    uint32_t chosen = ALL_CPU;
+    double soonest = walk_splits(s, in, misses, cpu_experts, 0, best, exists), hits = net_hits(s, in);
+    if (hits > 0)
+        walk_splits(s, in, misses, cpu_experts, VALUE_WEIGHT * hits * soonest / misses, best, exists);
+    for (uint32_t way = 1; way < WAYS; way++)
+        if (exists[way] &&
+            (best[way].score < best[chosen].score ||
+             (best[way].score <= best[chosen].score && best[way].fetched > best[chosen].fetched)))
+            chosen = way;
+    *reason = FT_REASON_EARLIEST;
+    for (uint32_t way = 0; way < WAYS && !in->prefill && !s->place.params.deterministic; way++)
+        if (way != chosen && exists[way] && wants_probe(s, way, best[way].end_ns - best[chosen].end_ns)) {
+            *reason = FT_REASON_PROBE;
+            return best[way];
+        }
+    return best[chosen];
+}
+
+/* ---- what the step notes ---- */
+
+static void note_ages(struct auto_state *s, const struct ft_layer_in *in)
+{
+    double residence = s->reuse.evicting ? s->reuse.residence : UINT32_MAX;
+    for (uint32_t i = 0; i < in->active_count; i++) {
+        double age = in->last_used[i] ? (double)in->step - in->last_used[i] : -1;
+        s->uses++;
+        s->near += age >= 0 && age <= residence;
+        s->middle += age > residence && age <= 2 * residence;
+    }
+}
+
+static void note_victims(struct auto_state *s, const struct ft_layer_in *in, const struct ft_layer_out *out)
+{
+    for (uint32_t i = 0; i < in->active_count; i++) {
+        uint32_t slot = out->place[i] == FT_PLACE_FETCH ? out->victim[i] : FT_NONE;
+        if (slot == FT_NONE || in->slots.expert[slot] == FT_NONE)
+            continue;
+        s->ages += FT_MAX(in->step - in->slots.last_used[slot], 1u);
+        s->evictions++;
+    }
+}
+
+/* What came of it (slots may have been too few) and what is believed about it. */
+static void note_layer(struct auto_state *s, const struct ft_layer_in *in, struct ft_layer_out *out,
+                       double resident)
+{
+    uint32_t fetched = 0;
+    double cpu_experts = 0;
+    for (uint32_t i = 0; i < in->active_count; i++) {
+        fetched += out->place[i] == FT_PLACE_FETCH;
+        cpu_experts += out->place[i] == FT_PLACE_CPU ? rows_factor(in->rows[i]) : 0;
+    }
+    struct split x = split_of(s, in, fetched, cpu_experts, resident);
+    for (uint32_t i = 0; i < in->active_count; i++)
+        out->predicted_ns[i] = (float)(out->place[i] == FT_PLACE_FETCH ? x.fetch_ns
+                                       : out->place[i] == FT_PLACE_CPU ? x.cpu_ns
+                                                                       : resident);
+    if (!fetched && !(cpu_experts > 0))
+        return;
+    s->chosen[way_of(&x)] = true;
+    s->layers_ns += x.end_ns;
+    s->miss_layers++;
+    if (in->layer < s->layer_count)
+        s->layers[in->layer] = (struct seen){
+            .decided = true, .both = x.both, .cost = {[LINK] = x.cost[LINK], [CPU] = x.cost[CPU]}};
+}
+
+static void decide_layer(void *state, const struct ft_layer_in *in, struct ft_layer_out *out)
+{
+    struct auto_state *s = state;
+    enum ft_reason reason = FT_REASON_EARLIEST;
+    uint32_t misses = ft_place_begin(&s->place, in, out, reason);
+    if (!in->has_device)
+        return;
+    if (misses) {
+        double cpu_experts = sort_misses(s, in);
+        struct split x = choose(s, in, misses, cpu_experts, &reason);
+        for (uint32_t i = 0; reason == FT_REASON_PROBE && i < in->active_count; i++)
+            if (out->place[i] == FT_PLACE_CPU)
+                out->reason[i] = (uint8_t)reason;
+        ft_place_fetch(&s->place, in, out, x.fetched, reason, false);
+    }
+    if (!in->prefill) {
+        note_ages(s, in);
+        note_victims(s, in, out);
+    }
+    note_layer(s, in, out, resident_ns(s, in, misses));
+}
+
+/* ---- what happened ---- */
+
+static void observe(void *state, const struct ft_observation *o)
+{
+    struct auto_state *s = state;
+    double end = o->start_ns + o->duration_ns;
+    if (o->layer >= s->layer_count)
+        return;
+    struct seen *seen = &s->layers[o->layer];
+    if (o->op == FT_OP_POLICY) {
+        seen->begin = end;
+    } else if (o->wait == FT_WAIT_LINK) { /* copies of a GPU show their end only here */
+        seen->fetched_in_time = o->duration_ns < UPPER_BOUND_NS;
+        seen->end[LINK] = FT_MAX(seen->end[LINK], end);
+    } else if (o->op == FT_OP_FETCH) {
+        seen->end[LINK] = FT_MAX(seen->end[LINK], end);
+    } else if (o->lane == FT_LANE_CPU && (o->op == FT_OP_EXPERT_UP || o->op == FT_OP_EXPERT_DOWN)) {
+        seen->end[CPU] = FT_MAX(seen->end[CPU], end);
+    } else if (o->op == FT_OP_EXPERT_DEVICE && o->bytes && o->duration_ns > 0) {
+        s->device_bytes += (double)o->bytes;
+        s->device_ns += o->duration_ns;
+    }
+}
+
+/* One measured layer of a lane: the pair moves so that its prediction comes `weight` of the way. */
+static void learn(struct auto_state *s, enum lane lane, bool both, const struct cost *cost, double measured,
+                  bool at_most)
+{
+    struct belief *b = &s->belief[lane][both];
+    double predicted = time_of(s, lane, both, cost),
+           norm = cost->fixed * cost->fixed + cost->work * cost->work;
+    if (!(measured > 0) || !(norm > 0) || (at_most && measured >= predicted))
+        return;
+    if (!b->known) {
+        const struct belief *from = belief_of(s, lane, both);
+        b->fixed = from->fixed;
+        b->work = from->work;
+    }
+    b->weight = b->idle >= IDLE_LAYERS ? 1 : b->weight;
+    double clamped = FT_MIN(FT_MAX(measured, predicted / CLAMP_FAST), predicted * CLAMP_SLOW);
+    double move = b->weight * (clamped - predicted) / norm;
+    b->fixed = FT_MAX(b->fixed + move * cost->fixed, FACTOR_MIN);
+    b->work = FT_MAX(b->work + move * cost->work, FACTOR_MIN);
+    bool agrees =
+        measured > predicted / CLAMP_SLOW && measured < predicted * CLAMP_SLOW; /* else: still on its way */
+    b->weight = FT_MAX(WEIGHT_MIN, (agrees ? WEIGHT_DECAY : WEIGHT_DECAY_FAR) * b->weight);
+    b->known = true;
+    b->idle = 0;
+}
+
+static void learn_layers(struct auto_state *s)
+{
+    for (uint32_t i = 0; i < s->layer_count; i++) {
+        struct seen *seen = &s->layers[i];
+        for (uint32_t lane = 0; lane < LANES && seen->decided && seen->begin > 0; lane++)
+            if (seen->end[lane] > seen->begin)
+                learn(s, (enum lane)lane, seen->both, &seen->cost[lane], seen->end[lane] - seen->begin,
+                      lane == LINK && seen->fetched_in_time);
+    }
+    if (s->device_bytes > 0)
+        s->device_ns_per_byte = s->device_ns / s->device_bytes;
+}
+
+static void ewma(double *value, double now, bool known)
+{
+    *value += (known ? REUSE_WEIGHT : 1) * (now - *value);
+}
+
+static void learn_reuse(struct auto_state *s)
+{
+    struct reuse *r = &s->reuse;
+    if (!(s->uses > 0))
+        return;
+    ewma(&r->near, s->near / s->uses, r->known);
+    if (s->uses > s->near)
+        ewma(&r->middle, s->middle / (s->uses - s->near), r->known);
+    r->known = true;
+    if (s->evictions > 0) {
+        ewma(&r->residence, s->ages / s->evictions, r->evicting);
+        r->evicting = true;
+    }
+}
+
+static void step_end(void *state, const struct ft_step_summary *summary)
+{
+    struct auto_state *s = state;
+    bool learns = !s->place.params.deterministic && !summary->prefill;
+    if (!summary->prefill)
+        learn_reuse(s);
+    if (learns)
+        learn_layers(s);
+    for (uint32_t lane = 0; lane < LANES && learns; lane++)
+        for (uint32_t both = 0; both < 2; both++)
+            s->belief[lane][both].idle += s->miss_layers;
+    for (uint32_t way = 0; way < WAYS && learns; way++) {
+        s->tried[way] |= s->chosen[way];
+        s->since_ns[way] = s->chosen[way] ? 0 : s->since_ns[way] + s->layers_ns;
+        s->since_layers[way] = s->chosen[way] ? 0 : s->since_layers[way] + s->miss_layers;
+    }
+    memset(s->chosen, 0, sizeof s->chosen);
+    memset(s->layers, 0, s->layer_count * sizeof *s->layers);
+    s->layers_ns = s->uses = s->near = s->middle = s->ages = s->evictions = s->device_bytes = s->device_ns =
+        0;
+    s->miss_layers = 0;
+}
+
+const struct ft_policy ft_policy_auto = {.abi = FT_POLICY_ABI,
+                                         .name = "auto",
+                                         .state_bytes = state_bytes,
+                                         .init = init,
+                                         .decide_layer = decide_layer,
+                                         .observe = observe,
+                                         .step_end = step_end};

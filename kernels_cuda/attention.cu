@@ -249,17 +249,16 @@ template <int G, int D> __global__ void __launch_bounds__(THREADS) attend_rows(r
     if (threadIdx.x < TILE && begin < end)
         find_keys(a, v, sequence, kv_head, begin, end, threadIdx.x, keys);
     __syncthreads();
-    if (!a.select) {
-        /* Tokens of earlier steps lie in their pages: they may come to L2 while the kernel in front still
-         * runs. A line that a token of this step shares with them is asked for at most, not read. */
-        uint32_t lines = min(TILE, end - begin) * (dim / 32);
-        for (uint32_t i = threadIdx.x; i < lines; i += THREADS) {
-            const float *line = keys[i / (dim / 32)] + i % (dim / 32) * 32;
-            ft_prefetch_l2(line);
-            ft_prefetch_l2(line + (a.v_offset - a.k_offset));
-        }
-        ft_wait_previous();
+    /* Keys and values come to L2 side by side, those of earlier steps even while the kernel in front still
+     * runs: a line of this step's tokens is only asked for, not read. */
+    const uint32_t lines = min(TILE, end - begin) * (dim / 32);
+    for (uint32_t i = threadIdx.x; i < lines; i += THREADS) {
+        const float *line = keys[i / (dim / 32)] + i % (dim / 32) * 32;
+        ft_prefetch_l2(line);
+        ft_prefetch_l2(line + (a.v_offset - a.k_offset));
     }
+    if (!a.select)
+        ft_wait_previous();
     for (uint32_t i = 4 * threadIdx.x; i < G * dim; i += 4 * THREADS) /* heads that do not exist: zero */
         *(float4 *)(q + i) = i < heads * dim
                                  ? *(const float4 *)(a.query + ((uint64_t)row * a.heads + head0) * dim + i)
@@ -331,9 +330,9 @@ template <int G, int D> __global__ void __launch_bounds__(THREADS) attend_rows(r
     }
     if (splits == 1 || !args.counters)
         return;
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
+        __threadfence(); /* the block's sums, which the barrier hands to this thread */
         uint32_t *counter = args.counters + z * gridDim.x + blockIdx.x;
         last[0] = atomicAdd(counter, 1u) == splits - 1;
         if (last[0])

@@ -235,10 +235,10 @@ template <int QUADS> __global__ void __launch_bounds__(THREADS) select_blocks(se
         __syncthreads();
         for (uint32_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x)
             score_chunk<QUADS>(args, q, args.row_sequence[r], chunk * CHUNK, blocks, scores);
-        __threadfence();
         __syncthreads();
         if (args.counters && chunks > 1) {
             if (threadIdx.x == 0) {
+                __threadfence(); /* the block's scores, which the barrier hands to this thread */
                 last[0] = atomicAdd(args.counters + r, 1u) == chunks - 1;
                 if (last[0])
                     args.counters[r] = 0;

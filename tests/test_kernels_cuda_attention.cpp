@@ -224,7 +224,8 @@ struct world {
         std::vector<uint32_t> zero(64, 0);
         cuda.exchange.counters = cuda_memory_copy(zero.data(), zero.size());
         cuda.multiprocessors = 132;
-        cuda.scratch_bytes = ft_cuda_attention_scratch_bytes(&model, rows, tokens_max);
+        cuda.scratch_bytes = std::max(ft_cuda_attention_scratch_bytes(&model, rows, tokens_max),
+                                      model.ple_count ? ft_cuda_scratch_bytes(&model, rows) : 0);
         cuda.scratch = cuda_memory_alloc<char>(cuda.scratch_bytes + 1);
         std::vector<char> dirt(cuda.scratch_bytes + 1, (char)0xff); // NaN: nobody may read what nobody wrote
         cuda_memory_to_device(cuda.scratch, dirt.data(), dirt.size());

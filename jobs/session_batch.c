@@ -120,50 +120,22 @@ static void count_record(struct ft_session *session, const struct ft_trace_recor
     }
 }
 
-static struct ft_observation observation_of(const struct ft_trace_record *record, bool link_wait)
-{
-    return (struct ft_observation){.op = record->op,
-                                   .lane = record->lane,
-                                   .wait = link_wait ? FT_WAIT_LINK : FT_WAIT_NONE,
-                                   .layer = record->layer,
-                                   .rows = record->rows,
-                                   .bytes = record->bytes,
-                                   .start_ns = (double)record->start_ns,
-                                   .duration_ns = (double)(record->end_ns - record->start_ns),
-                                   .predicted_ns = record->predicted_ns};
-}
-
-/* Tiles of one op in one layer on the CPU are one observation here: from the first begin to the last end. */
-static void keep(struct ft_session *session, const struct ft_observation *o)
-{
-    uint32_t *at = NULL;
-    if (o->lane == FT_LANE_CPU && o->layer < session->options.model->layer_count)
-        at = &session->seen_at[(uint64_t)o->layer * FT_OP_COUNT + o->op];
-    if (at && *at) {
-        struct ft_observation *seen = &session->seen[*at - 1];
-        double begin = FT_MIN(seen->start_ns, o->start_ns);
-        double end = FT_MAX(seen->start_ns + seen->duration_ns, o->start_ns + o->duration_ns);
-        seen->start_ns = begin;
-        seen->duration_ns = end - begin;
-        seen->bytes += o->bytes;
-    } else if (session->seen_count < FT_SEEN_MAX) {
-        session->seen[session->seen_count++] = *o;
-        if (at)
-            *at = session->seen_count;
-    }
-}
-
 static void observe(struct ft_session *session, const struct ft_trace_record *record)
 {
     bool link_wait = record->kind == FT_RECORD_WAIT && record->lane == FT_LANE_DEVICE &&
                      record->detail == FT_WAIT_LINK && record->layer != UINT16_MAX;
     if (record->kind != FT_RECORD_JOB && !link_wait)
         return;
-    struct ft_observation seen = observation_of(record, link_wait);
-    if (session->step.meanwhile) /* the policy may be deciding right now */
-        keep(session, &seen);
-    else
-        session->options.policy->observe(session->step.policy_state, &seen);
+    struct ft_observation seen = {.op = record->op,
+                                  .lane = record->lane,
+                                  .wait = link_wait ? FT_WAIT_LINK : FT_WAIT_NONE,
+                                  .layer = record->layer,
+                                  .rows = record->rows,
+                                  .bytes = record->bytes,
+                                  .start_ns = (double)record->start_ns,
+                                  .duration_ns = (double)(record->end_ns - record->start_ns),
+                                  .predicted_ns = record->predicted_ns};
+    session->options.policy->observe(session->step.policy_state, &seen);
 }
 
 /* A worker that had nothing to do until the end: the idle callback comes too late for this step. */
@@ -265,42 +237,24 @@ void ft_session_collect_records(void *context)
     }
 }
 
-void ft_session_tell_policy(struct ft_session *session)
-{
-    const struct ft_policy *policy = session->options.policy;
-    if (!session->summary_pending || session->records_pending)
-        return;
-    for (uint32_t i = 0; i < session->seen_count; i++) {
-        const struct ft_observation *o = &session->seen[i];
-        policy->observe(session->step.policy_state, o);
-        if (o->lane == FT_LANE_CPU && o->layer < session->options.model->layer_count)
-            session->seen_at[(uint64_t)o->layer * FT_OP_COUNT + o->op] = 0;
-    }
-    session->seen_count = 0;
-    if (policy->step_end)
-        policy->step_end(session->step.policy_state, &session->summary);
-    session->summary_pending = false;
-}
-
 void ft_session_collect(struct ft_session *session)
 {
     struct ft_step *step = &session->step;
     struct ft_session_stats *stats = &session->stats;
     double ns = (double)(step->end_ns - step->begin_ns);
-    /* The policy hears of the step before this one first. */
-    ft_session_collect_records(session);
-    ft_session_tell_policy(session);
+    const struct ft_policy *policy = session->options.policy;
+    ft_session_collect_records(session); /* of the step before, if nobody did */
     summarise(session, &session->summary);
-    session->summary_pending = session->records_pending = true;
+    session->records_pending = true;
     session->done_begin_ns = step->begin_ns;
     session->done_end_ns = step->end_ns;
     struct ft_trace_ring *rings = step->traces;
     step->traces = step->traces_done;
     step->traces_done = rings;
-    if (!step->meanwhile) {
+    if (!step->meanwhile)
         ft_session_collect_records(session);
-        ft_session_tell_policy(session);
-    }
+    if (policy->step_end)
+        policy->step_end(step->policy_state, &session->summary);
     stats->steps++;
     stats->prefill_steps += session->batch.prefill;
     count_rows(stats, &session->batch);

@@ -9,7 +9,6 @@
 
 #define FT_GRAPH_CACHE 16u
 #define FT_STOP_IDS_MAX 32u
-#define FT_SEEN_MAX 8192u /* observations of one step */
 
 enum ft_sequence_phase {
     FT_SEQUENCE_FREE,
@@ -59,14 +58,11 @@ struct ft_session {
     struct ft_graph_entry graphs[FT_GRAPH_CACHE];
     uint64_t graph_clock, order_clock;
     uint32_t rows_max, static_max, reserved_max;
-    /* Records of the last step that are read while the next one runs (GPU), and what the policy is to hear of
-     * them. */
-    bool records_pending, summary_pending;
-    uint64_t done_begin_ns, done_end_ns; /* of that step */
+    /* The last step: its records may be read while the next one runs (GPU, and a policy that does not learn).
+     */
+    bool records_pending;
+    uint64_t done_begin_ns, done_end_ns;
     struct ft_step_summary summary;
-    uint32_t *seen_at;           /* [layer_count, FT_OP_COUNT] 1 + index into seen, of CPU jobs; 0 = none */
-    struct ft_observation *seen; /* [seen_count] */
-    uint32_t seen_count;
     struct ft_trace_record *records; /* all rings of a step, for the trace callback */
     uint64_t record_max;
     struct ft_session_stats stats;
@@ -86,8 +82,6 @@ bool ft_session_fill_batch(struct ft_session *session);
 void ft_session_collect(struct ft_session *session);
 /* The records of the last step, if they still wait. context: the session. */
 void ft_session_collect_records(void *context);
-/* Between steps: tells the policy what the records said. */
-void ft_session_tell_policy(struct ft_session *session);
 /* Back to the last snapshot, or to the start. False: no page left for a private copy. */
 bool ft_session_rollback(struct ft_session *session, struct ft_sequence *sequence);
 /* The first `count` tokens of a new sequence as if computed: random keys, values and state

@@ -192,10 +192,6 @@ static int push_step(struct ft_session *session, struct ft_pools *pools, struct 
     }
     if (!session->cuda)
         step->traces_done = step->traces;
-    if (status == FT_OK && session->cuda)
-        status = FT_ARENA_PUSH(arena, (uint64_t)model->layer_count * FT_OP_COUNT, &session->seen_at, err);
-    if (status == FT_OK && session->cuda)
-        status = FT_ARENA_PUSH(arena, FT_SEEN_MAX, &session->seen, err);
     session->record_max = (uint64_t)trace_records * threads;
     if (status == FT_OK && session->options.trace)
         status = FT_ARENA_PUSH(arena, session->record_max, &session->records, err);
@@ -452,7 +448,8 @@ static int open_parts(struct ft_session *session, struct ft_error *err)
     if (status != FT_OK)
         return status;
     session->step.cuda = session->cuda;
-    if (session->cuda && !o->trace) {
+    /* What nobody waits for is counted while the next step runs; a policy that learns must hear it before. */
+    if (session->cuda && !o->trace && !o->policy->observe && !o->policy->step_end) {
         session->step.meanwhile = ft_session_collect_records;
         session->step.meanwhile_context = session;
     }

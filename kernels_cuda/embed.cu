@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The step's first kernel: token embeddings to all residual streams, rotary angles of every row. One block a
- * row. */
+/* The step's first kernel: token embeddings to all residual streams, rotary angles of every row. */
 #include "kernels_cuda/dense.cuh"
 #include "kernels_cuda/kernels_cuda.h"
 
@@ -16,17 +15,23 @@ struct embed_args {
     uint64_t *stamp;
 };
 
+/* Grid (rows, 1 + slices of the embedding): the first block of a row does its rotary angles. */
 __global__ void __launch_bounds__(THREADS) embed_kernel(const __grid_constant__ struct embed_args args)
 {
+    ft_begin_next();
+    ft_wait_previous();
     uint32_t row = blockIdx.x;
-    if (args.stamp && row == 0 && threadIdx.x == 0)
+    if (args.stamp && row == 0 && blockIdx.y == 0 && threadIdx.x == 0)
         *args.stamp = ft_global_timer();
-    float *residual = args.residual + (uint64_t)row * args.streams * args.hidden;
-    uint32_t token = args.token[row];
-    for (uint32_t h = threadIdx.x; h < args.hidden; h += blockDim.x) {
-        float value = ft_dense_element(&args.embed, token, h);
+    if (blockIdx.y > 0) {
+        uint32_t h = (blockIdx.y - 1) * THREADS + threadIdx.x;
+        float *residual = args.residual + (uint64_t)row * args.streams * args.hidden + h;
+        if (h >= args.hidden)
+            return;
+        float value = ft_dense_element(&args.embed, args.token[row], h);
         for (uint32_t i = 0; i < args.streams; i++)
-            residual[(uint64_t)i * args.hidden + h] = value;
+            residual[(uint64_t)i * args.hidden] = value;
+        return;
     }
     float *rotary = args.rotary + (uint64_t)row * args.rotary_dim;
     uint32_t half = args.rotary_dim / 2;
@@ -51,5 +56,6 @@ int ft_cuda_embed(const struct ft_cuda *c, void *stream)
                               m->hidden,
                               m->rotary_dim,
                               c->stamps ? ft_cuda_stamp_of(c, m->layer_count, FT_CUDA_STAMP_BEGIN) : NULL};
-    return FT_LAUNCH(embed_kernel, dim3(c->step.rows), dim3(THREADS), 0, stream, args);
+    return FT_LAUNCH_NEXT(embed_kernel, dim3(c->step.rows, 1 + (m->hidden + THREADS - 1) / THREADS),
+                          dim3(THREADS), 0, stream, args);
 }

@@ -22,7 +22,7 @@
 #define THREADS 1024u
 #endif
 #define SLICE_THREADS 256u
-#define SLICES_MAX 64u
+#define SLICES_MAX 256u
 #define SLICE_WORDS 3u /* u32 of a slice's result: ordered logit, inverted id, finite logits */
 #define GATHERED_MAX 4096u
 
@@ -89,13 +89,12 @@ static __device__ __forceinline__ void sample_best(const float *logits, uint32_t
                                                    uint64_t *best, uint32_t *count, uint64_t *scratch)
 {
     uint64_t rank = 0, finite = 0;
+#pragma unroll 4
     for (uint32_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
         float logit = logits[i];
-        if (!sample_is_finite(logit))
-            continue;
-        uint64_t mine = sample_rank(logit, i);
+        uint64_t mine = sample_is_finite(logit) ? sample_rank(logit, i) : 0;
         rank = mine > rank ? mine : rank;
-        finite++;
+        finite += mine != 0;
     }
     *best = sample_block(rank, false, scratch);
     *count = (uint32_t)sample_block(finite, true, scratch);
@@ -104,6 +103,8 @@ static __device__ __forceinline__ void sample_best(const float *logits, uint32_t
 __global__ void __launch_bounds__(SLICE_THREADS) slice_kernel(const __grid_constant__ struct sample_args args)
 {
     FT_SHARED(uint64_t, scratch, 33);
+    ft_begin_next();
+    ft_wait_previous();
     if (args.stamp && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
         *args.stamp = ft_global_timer();
     if (!args.sampling[blockIdx.y].wanted)
@@ -276,6 +277,8 @@ __global__ void __launch_bounds__(THREADS) sample_kernel(const __grid_constant__
     FT_SHARED(uint64_t, scratch, 33);
     FT_SHARED(uint32_t, gathered, GATHERED_MAX);
     FT_SHARED(uint32_t, gathered_count, 1);
+    ft_begin_next();
+    ft_wait_previous();
     struct ft_cuda_sampling s = args.sampling[blockIdx.x];
     if (!s.wanted)
         return;
@@ -318,6 +321,6 @@ int ft_cuda_sample(const struct ft_cuda *c, void *stream)
         /* a slice's result needs room in the row's index, and a slice is worth a block */
         FT_MAX(1u, FT_MIN(SLICES_MAX, FT_MIN(vocab / SLICE_WORDS, vocab / 1024))), c->model->layer_count,
         ft_cuda_stamp_of(c, c->model->layer_count, FT_CUDA_STAMP_SAMPLE)};
-    int status = FT_LAUNCH(slice_kernel, dim3(args.slices, rows), dim3(SLICE_THREADS), 0, stream, args);
-    return status ? status : FT_LAUNCH(sample_kernel, dim3(rows), dim3(THREADS), 0, stream, args);
+    int status = FT_LAUNCH_NEXT(slice_kernel, dim3(args.slices, rows), dim3(SLICE_THREADS), 0, stream, args);
+    return status ? status : FT_LAUNCH_NEXT(sample_kernel, dim3(rows), dim3(THREADS), 0, stream, args);
 }

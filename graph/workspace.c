@@ -102,8 +102,9 @@ void ft_workspace_init_host(struct ft_workspace *workspace, const struct ft_mode
 
 uint64_t ft_workspace_gpu_dense_bytes(const struct ft_model *m, uint32_t rows)
 {
-    uint64_t few = (uint64_t)ft_gpu_mix_shares_max(m) * FT_GPU_DECODE_ROWS * (m->hc_lowrank + m->hc_count) *
-                   sizeof(float);
+    /* partial sums of every share, and its sum of squares */
+    uint64_t few = (uint64_t)m->hc_count * FT_GPU_MIX_SHARES * FT_GPU_DECODE_ROWS *
+                   (ft_gpu_mix_stride(m) + 1) * sizeof(float);
     if (rows <= FT_GPU_DECODE_ROWS)
         return few;
     uint64_t in = FT_MAX((uint64_t)m->hc_count * m->hidden, (uint64_t)m->head_count * m->head_dim);
@@ -111,7 +112,7 @@ uint64_t ft_workspace_gpu_dense_bytes(const struct ft_model *m, uint32_t rows)
     in = FT_MAX(in, FT_MAX(m->dense_width, m->shared_width));
     in = FT_MAX(in, FT_MAX(m->ple_embed_dim, m->hc_lowrank));
     uint64_t many = FT_GPU_WEIGHT_BYTES + ft_round_up(rows * ft_gpu_widest_row(m), 64) * sizeof(float) +
-                    rows * ft_round_up(in, FT_GPU_DEPTH) * sizeof(uint16_t);
+                    2 * rows * ft_round_up(in, FT_GPU_DEPTH) * sizeof(uint16_t);
     return FT_MAX(few, many);
 }
 

@@ -59,14 +59,14 @@ void ft_workspace_init_host(struct ft_workspace *workspace, const struct ft_mode
  * kernels are cut, which is stated here so that a plan can count them without a GPU in reach.
  */
 #define FT_GPU_DECODE_ROWS 16u /* larger steps take the prefill forms */
-#define FT_GPU_UNIT 128u       /* columns of a decode form's share */
-#define FT_GPU_WARPS 8u        /* shares of a block */
+#define FT_GPU_UNIT 128u       /* columns that a decode form walks at a time */
+#define FT_GPU_MIX_SHARES 2u   /* that a decode mixer cuts a stream into, at most */
 #define FT_GPU_DEPTH 32u       /* prefill: columns of a tile, activations are padded to it */
 #define FT_GPU_WEIGHT_BYTES (32ull * 1024 * 1024) /* prefill: slice of decoded weights */
 #define FT_GPU_TOKENS_MIN 256u                    /* bounds of contexts are powers of two from here on */
 
-/* Partial sums of the mixers and, of prefill steps: a slice of weights, the widest f32 rows, the widest bf16
- * input. */
+/* Partial sums of the mixers and, of prefill steps: a slice of weights, the widest f32 rows, the widest
+ * input in two bf16 pieces. */
 uint64_t ft_workspace_gpu_dense_bytes(const struct ft_model *model, uint32_t rows);
 /* Partial sums of attention, scores of the indexer, for rows that see at most tokens_max tokens. */
 uint64_t ft_workspace_gpu_attention_bytes(const struct ft_model *model, uint32_t rows, uint32_t tokens_max);
@@ -99,11 +99,10 @@ static inline uint64_t ft_gpu_widest_row(const struct ft_model *model)
 {
     return FT_MAX(model->hidden, model->dense_width);
 }
-/* Shares that a decode mixer cuts its columns into, at most. */
-static inline uint32_t ft_gpu_mix_shares_max(const struct ft_model *model)
+/* f32 of a row of a decode mixer's partial sums: 16-byte loads. */
+static inline uint32_t ft_gpu_mix_stride(const struct ft_model *model)
 {
-    return (uint32_t)ft_div_up(ft_div_up((uint64_t)model->hc_count * model->hidden, FT_GPU_UNIT),
-                               FT_GPU_WARPS);
+    return (uint32_t)ft_round_up(model->hc_lowrank + model->hc_count, 4);
 }
 
 #ifdef __cplusplus

@@ -13,8 +13,12 @@
 #define THREADS (32u * WARPS)
 #define SEGMENTS_MAX 4u
 #define BLOCKS_PER_MULTIPROCESSOR 2u
-#define SHARED_MAX (96u * 1024) /* of a block: two fit into a multiprocessor of 227 KB */
-#define TAIL_BLOCKS 16u         /* that move the convolution's tail beside the out projection */
+#define SHARED_MAX (96u * 1024)  /* of a block: two fit into a multiprocessor of 227 KB */
+#define SHARED_ALL (224u * 1024) /* of a multiprocessor */
+#define TAIL_BLOCKS 16u          /* that move the convolution's tail beside the out projection */
+/* Units of a warp on their way before the activations are there: FLIGHT in registers, the others into L2. */
+#define AHEAD 4u
+#define FLIGHT 2
 
 enum dense_finish { FINISH_STORE, FINISH_RESIDUAL, FINISH_SWIGLU };
 
@@ -34,7 +38,7 @@ struct dense_args {
     uint32_t out_begin[SEGMENTS_MAX];
     uint32_t segments, tiles, blocks; /* tiles in all; blocks that compute */
     uint32_t rows, in, columns;       /* columns held in shared memory at a time */
-    uint32_t row_words, x_words, warps_k;
+    uint32_t row_words, x_words, warps_k, ahead;
     const float *x;
     uint64_t x_stride;
     struct dense_gate gate;
@@ -118,13 +122,74 @@ static __device__ __forceinline__ void dense_aim(const struct dense_args *args, 
     }
 }
 
+/* Item i of a block tile's results that are added to the residual: its output, stream and row. */
+struct dense_item {
+    uint32_t o, row;
+    uint64_t y, s; /* elements of args->y and args->s */
+    bool inside;
+};
+template <int tiles>
+static __device__ __forceinline__ struct dense_item dense_item_of(const struct dense_args *args,
+                                                                  uint32_t first, uint32_t i)
+{
+    uint32_t outputs = dense_outputs<tiles>(args), stream = i / outputs % args->streams;
+    struct dense_item item;
+    item.o = i % outputs;
+    item.row = i / outputs / args->streams;
+    item.y = ((uint64_t)item.row * args->streams + stream) * args->w[0].out + first + item.o;
+    item.s = item.row * args->s_stride + stream;
+    item.inside = item.row < args->rows && first + item.o < args->w[0].out;
+    return item;
+}
+
+/* What a thread's first item is added to, asked for before the sums are known. */
+struct dense_held {
+    float y, s;
+};
+template <int tiles>
+static __device__ __forceinline__ struct dense_held dense_hold(const struct dense_args *args, uint32_t tile)
+{
+    struct dense_held held = {0.0f, 1.0f};
+    if (args->finish != FINISH_RESIDUAL)
+        return held;
+    struct dense_item item = dense_item_of<tiles>(args, tile * dense_outputs<tiles>(args), threadIdx.x);
+    if (item.inside) {
+        held.y = args->y[item.y];
+        held.s = args->streams == 1 ? 1.0f : args->s[item.s];
+    }
+    return held;
+}
+
+template <int tiles>
+static __device__ __forceinline__ float dense_sum(const struct dense_args *args, uint32_t segment,
+                                                  uint32_t first, uint32_t o, uint32_t row, const float *put)
+{
+    uint32_t warps_k = args->warps_k;
+    float value = ft_dense_total(put, tiles, o / (8 * tiles) * warps_k, warps_k, o / 8 % tiles, o % 8, row);
+    return args->bias[segment] ? value + args->bias[segment][first + o] : value;
+}
+
 template <int tiles>
 static __device__ __forceinline__ void dense_finish(const struct dense_args *args, uint32_t tile,
-                                                    const float *put)
+                                                    const float *put, struct dense_held held)
 {
     uint32_t first_tile, segment = dense_segment(args, tile, &first_tile),
                          outputs = dense_outputs<tiles>(args);
     uint32_t first = (tile - first_tile) * outputs, warps_k = args->warps_k;
+    if (args->finish == FINISH_RESIDUAL) {
+        for (uint32_t i = threadIdx.x; i < outputs * args->rows * args->streams; i += blockDim.x) {
+            struct dense_item item = dense_item_of<tiles>(args, first, i);
+            if (!item.inside)
+                continue;
+            float value = dense_sum<tiles>(args, segment, first, item.o, item.row, put);
+            if (i != threadIdx.x) {
+                held.y = args->y[item.y];
+                held.s = args->streams == 1 ? 1.0f : args->s[item.s];
+            }
+            args->y[item.y] = held.y + held.s * value;
+        }
+        return;
+    }
     for (uint32_t i = threadIdx.x; i < outputs * args->rows; i += blockDim.x) {
         uint32_t o = i % outputs, row = i / outputs, out = first + o;
         if (out >= args->w[segment].out)
@@ -135,19 +200,15 @@ static __device__ __forceinline__ void dense_finish(const struct dense_args *arg
             args->y[row * args->y_stride + out] = ft_silu_device(gate) * up;
             continue;
         }
-        float value =
-            ft_dense_total(put, tiles, o / (8 * tiles) * warps_k, warps_k, o / 8 % tiles, o % 8, row);
-        if (args->bias[segment])
-            value += args->bias[segment][out];
-        if (args->finish == FINISH_STORE) {
-            args->y[row * args->y_stride + args->out_begin[segment] + out] = value;
-            continue;
-        }
-        uint32_t hidden = args->w[0].out;
-        for (uint32_t n = 0; n < args->streams; n++)
-            args->y[((uint64_t)row * args->streams + n) * hidden + out] +=
-                args->streams == 1 ? value : args->s[row * args->s_stride + n] * value;
+        args->y[row * args->y_stride + args->out_begin[segment] + out] =
+            dense_sum<tiles>(args, segment, first, o, row, put);
     }
+}
+
+/* Units of a warp in registers, beside the one that is multiplied. */
+template <int tiles, bool wide> static __host__ __device__ constexpr int dense_flight()
+{
+    return tiles == 1 && !wide ? FLIGHT : 1;
 }
 
 /* Shared memory: activations [x_words], sums [WARPS, tiles, 8, 16], norms [rows, heads]. */
@@ -157,33 +218,41 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR)
 {
     FT_SHARED_DYNAMIC(uint4, words);
     float *put = (float *)(words + args.x_words), *inverse = put + WARPS * tiles * FT_DENSE_PUT_COUNT;
+    ft_begin_next();
     if (blockIdx.x >= args.blocks) {
+        ft_wait_previous();
         ft_tail_move(args.tail, (blockIdx.x - args.blocks) * THREADS + threadIdx.x,
                      (gridDim.x - args.blocks) * THREADS);
         return;
     }
-    if (args.stamp && blockIdx.x == 0 && threadIdx.x == 0)
-        *args.stamp = ft_global_timer();
-    uint32_t warp_k = (threadIdx.x >> 5) % args.warps_k;
+    uint32_t warp_k = (threadIdx.x >> 5) % args.warps_k, warps_k = args.warps_k;
     bool whole = args.columns >= args.in; /* then activations are staged once */
     struct ft_dense_x x = {words, args.row_words, args.rows, 0, min(args.columns, args.in)};
     struct ft_dense_rows_source rows = {args.x, args.x_stride, args.in, NULL};
     struct gate_source gated = {rows, {args.gate.z, args.gate.z_stride, args.in, NULL}, &args.gate, inverse};
+    constexpr int flight = dense_flight<tiles, wide>();
     struct ft_dense_weights<tiles> w;
-    struct ft_dense_raw<kind, tiles> raw;
-    uint32_t tile = blockIdx.x;
+    struct ft_dense_raw<kind, tiles> raw[flight];
+    uint32_t tile = blockIdx.x, units = (args.in + FT_DENSE_UNIT - 1) / FT_DENSE_UNIT;
     dense_aim<kind, tiles>(&args, tile, &w);
-    ft_dense_load<kind, tiles>(&raw, &w, warp_k);
+    ft_dense_load_all<kind, tiles, flight>(raw, &w, warp_k, warps_k, units);
+    for (uint32_t i = flight; i < args.ahead; i++)
+        ft_dense_prefetch<kind, tiles>(&w, warp_k + i * warps_k);
+    ft_wait_previous();
+    if (args.stamp && blockIdx.x == 0 && threadIdx.x == 0)
+        *args.stamp = ft_global_timer();
     if (args.gate.z)
         gate_norms(&args.gate, args.x, args.x_stride, args.rows, inverse);
     for (bool staged = false; tile < args.tiles;) {
         struct ft_dense_sums<kind, tiles> sums;
         ft_dense_clear<kind, tiles>(&sums);
+        struct dense_held held = dense_hold<tiles>(&args, tile);
         for (uint32_t begin = 0; begin < args.in; begin += args.columns) {
             if (!staged || !whole) {
                 x.begin = begin;
                 x.end = min(begin + args.columns, args.in);
-                __syncthreads(); /* the columns before are no longer read; the norms are there */
+                if (args.gate.z || begin > 0 || staged)
+                    __syncthreads(); /* the columns before are no longer read; the norms are there */
                 if (args.gate.z)
                     ft_dense_stage<kind>(&x, args.in, gated);
                 else
@@ -191,17 +260,21 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR)
                 staged = true;
                 __syncthreads();
             }
-            ft_dense_walk<kind, tiles, wide>(&sums, &raw, &w, &x, warp_k, args.warps_k);
+            if constexpr (flight > 1)
+                ft_dense_walk_flight<kind, tiles, wide, flight>(&sums, raw, &w, &x, warp_k, warps_k, units);
+            else
+                ft_dense_walk<kind, tiles, wide>(&sums, raw, &w, &x, warp_k, warps_k);
         }
         ft_dense_put<kind, tiles, wide>(&sums, &w, put);
         uint32_t next = tile + args.blocks;
         if (next < args.tiles) { /* on their way while sums are stored */
             dense_aim<kind, tiles>(&args, next, &w);
-            ft_dense_load<kind, tiles>(&raw, &w, warp_k);
+            ft_dense_load_all<kind, tiles, flight>(raw, &w, warp_k, warps_k, units);
         }
         __syncthreads();
-        dense_finish<tiles>(&args, tile, put);
-        __syncthreads(); /* before the next sums */
+        dense_finish<tiles>(&args, tile, put, held);
+        if (next < args.tiles)
+            __syncthreads(); /* before the next sums */
         tile = next;
     }
 }
@@ -260,15 +333,19 @@ static int dense_launch_as(const struct ft_cuda *c, struct dense_args *args, voi
     args->row_words = ft_dense_row_words(kind, args->columns);
     args->x_words = args->rows * args->row_words;
     uint32_t shared = args->x_words * (uint32_t)sizeof(uint4) + rest;
-    args->blocks = FT_MIN(args->tiles, BLOCKS_PER_MULTIPROCESSOR * c->multiprocessors);
+    args->ahead = AHEAD;
+    /* As many rounds as it takes, all of them full. */
+    uint32_t residents = FT_MIN(BLOCKS_PER_MULTIPROCESSOR, SHARED_ALL / (shared + 1024));
+    uint32_t rounds = (uint32_t)ft_div_up(args->tiles, FT_MAX(residents, 1u) * c->multiprocessors);
+    args->blocks = (uint32_t)ft_div_up(args->tiles, rounds);
     if (shared > 48 * 1024) {
         int status = FT_SHARED_LIMIT((dense_kernel<kind, tiles, wide>), shared);
         if (status)
             return status;
     }
-    return FT_LAUNCH((dense_kernel<kind, tiles, wide>),
-                     dim3(args->blocks + (args->has_tail ? TAIL_BLOCKS : 0)), dim3(THREADS), shared, stream,
-                     *args);
+    return FT_LAUNCH_NEXT((dense_kernel<kind, tiles, wide>),
+                          dim3(args->blocks + (args->has_tail ? TAIL_BLOCKS : 0)), dim3(THREADS), shared,
+                          stream, *args);
 }
 
 template <int kind>
@@ -396,7 +473,7 @@ static struct dense_gate gate_of(const struct ft_cuda *c, uint32_t layer)
     return gate;
 }
 
-/* Prefill: one row a block, to bf16; norms [heads] in shared memory. */
+/* Prefill: one row a block, to bf16 in two pieces; norms [heads] in shared memory. */
 __global__ void __launch_bounds__(THREADS)
     gate_kernel(const __grid_constant__ struct dense_gate gate, const float *x, uint64_t x_stride,
                 uint32_t in, uint32_t columns, uint16_t *to, uint64_t *stamp)
@@ -413,9 +490,9 @@ __global__ void __launch_bounds__(THREADS)
         float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         if (column < in)
             source(0, column, v);
-        *(uint4 *)(to + (uint64_t)row * columns + column) =
-            make_uint4(ft_to_bf16_pair(v[0], v[1]), ft_to_bf16_pair(v[2], v[3]), ft_to_bf16_pair(v[4], v[5]),
-                       ft_to_bf16_pair(v[6], v[7]));
+        for (uint32_t i = 0; i < 8; i += 2)
+            ft_gemm_store(to, (uint64_t)row * columns + column + i, (uint64_t)gridDim.x * columns, v[i],
+                          v[i + 1]);
     }
 }
 

@@ -100,6 +100,51 @@ template <int kind> static __device__ __forceinline__ constexpr unsigned ft_dens
     return kind == FT_DENSE_NVFP4 || kind == FT_DENSE_MXFP4 ? (i >> 1) + (i & 1) * 4 : i;
 }
 
+/* Run `run` of a row's words. */
+template <int kind>
+static __device__ __forceinline__ void ft_dense_store_run(uint4 *row, uint32_t run, const float v[8])
+{
+    if constexpr (kind == FT_DENSE_ANY) {
+        float4 *to = (float4 *)(row + run * 2);
+        to[0] = make_float4(v[0], v[1], v[2], v[3]);
+        to[1] = make_float4(v[4], v[5], v[6], v[7]);
+    } else {
+        uint32_t words[3][4];
+#pragma unroll
+        for (unsigned p = 0; p < 4; p++) {
+            uint32_t low[3], high[3];
+            ft_dense_split(v[ft_dense_place<kind>(2 * p)], low);
+            ft_dense_split(v[ft_dense_place<kind>(2 * p + 1)], high);
+#pragma unroll
+            for (unsigned j = 0; j < 3; j++)
+                words[j][p] = __byte_perm(low[j], high[j], 0x7632);
+        }
+#pragma unroll
+        for (unsigned j = 0; j < 3; j++)
+            row[run * 3 + j] = make_uint4(words[j][0], words[j][1], words[j][2], words[j][3]);
+    }
+}
+
+/* Half of a run, columns 4 half .. 4 half + 3 of it: where ft_dense_place keeps the order. */
+template <int kind>
+static __device__ __forceinline__ void ft_dense_store_half(uint4 *row, uint32_t run, uint32_t half,
+                                                           const float v[4])
+{
+    static_assert(kind == FT_DENSE_ANY || ft_dense_place<kind>(1) == 1, "columns in ascending order");
+    if constexpr (kind == FT_DENSE_ANY) {
+        ((float4 *)row)[run * 2 + half] = make_float4(v[0], v[1], v[2], v[3]);
+    } else {
+        uint32_t piece[4][3];
+#pragma unroll
+        for (unsigned i = 0; i < 4; i++)
+            ft_dense_split(v[i], piece[i]);
+#pragma unroll
+        for (unsigned j = 0; j < 3; j++)
+            ((uint2 *)(row + run * 3 + j))[half] = make_uint2(__byte_perm(piece[0][j], piece[1][j], 0x7632),
+                                                              __byte_perm(piece[2][j], piece[3][j], 0x7632));
+    }
+}
+
 /*
  * source(row, column, v): 8 activations of `row` from `column` (a multiple of 8) to v; called for columns <
  * in only, and must fill all 8 (zeros behind `in`). Columns between `in` and the end of the unit become
@@ -109,30 +154,22 @@ template <int kind, class Source>
 static __device__ __forceinline__ void ft_dense_stage(const struct ft_dense_x *x, uint32_t in, Source source)
 {
     uint32_t runs = (x->end - x->begin + FT_DENSE_UNIT - 1) / FT_DENSE_UNIT * (FT_DENSE_UNIT / 8);
-    for (uint32_t i = threadIdx.x; i < x->rows * runs; i += blockDim.x) {
-        uint32_t row = i / runs, run = i % runs, column = x->begin + run * 8;
-        float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        if (column < in)
-            source(row, column, v);
-        if constexpr (kind == FT_DENSE_ANY) {
-            float4 *to = (float4 *)(x->words + row * x->row_words + run * 2);
-            to[0] = make_float4(v[0], v[1], v[2], v[3]);
-            to[1] = make_float4(v[4], v[5], v[6], v[7]);
-        } else {
-            uint32_t words[3][4];
+    for (uint32_t i = threadIdx.x; i < x->rows * runs; i += 2 * blockDim.x) {
+        float v[2][8]; /* two runs on their way at once */
 #pragma unroll
-            for (unsigned p = 0; p < 4; p++) {
-                uint32_t low[3], high[3];
-                ft_dense_split(v[ft_dense_place<kind>(2 * p)], low);
-                ft_dense_split(v[ft_dense_place<kind>(2 * p + 1)], high);
+        for (uint32_t b = 0; b < 2; b++) {
+            uint32_t at = i + b * blockDim.x, column = x->begin + at % runs * 8;
 #pragma unroll
-                for (unsigned j = 0; j < 3; j++)
-                    words[j][p] = __byte_perm(low[j], high[j], 0x7632);
-            }
-            uint4 *to = x->words + row * x->row_words + run * 3;
+            for (unsigned e = 0; e < 8; e++)
+                v[b][e] = 0.0f;
+            if (at < x->rows * runs && column < in)
+                source(at / runs, column, v[b]);
+        }
 #pragma unroll
-            for (unsigned j = 0; j < 3; j++)
-                to[j] = make_uint4(words[j][0], words[j][1], words[j][2], words[j][3]);
+        for (uint32_t b = 0; b < 2; b++) {
+            uint32_t at = i + b * blockDim.x;
+            if (at < x->rows * runs)
+                ft_dense_store_run<kind>(x->words + at / runs * x->row_words, at % runs, v[b]);
         }
     }
 }
@@ -240,6 +277,23 @@ static __device__ __forceinline__ void ft_dense_load(struct ft_dense_raw<kind, t
             raw->scale_next[n] = __float_as_uint(__ldg((const float *)w->scale_next[n] + block));
         }
     }
+}
+
+/* Asks for a unit's weights to come into L2. */
+template <int kind, int tiles>
+static __device__ __forceinline__ void ft_dense_prefetch(const struct ft_dense_weights<tiles> *w,
+                                                         uint32_t unit)
+{
+    if (kind == FT_DENSE_ANY)
+        return;
+    constexpr unsigned run = ft_dense_run<kind>(), bytes = FT_DENSE_UNIT / run * 16; /* of a row */
+    constexpr unsigned lines = bytes > 128 ? bytes / 128 : 1;
+    uint32_t t = threadIdx.x & 3, column = unit * FT_DENSE_UNIT + t * (128 / 16 * run);
+    if (t >= lines || column >= w->in)
+        return;
+#pragma unroll
+    for (int n = 0; n < tiles; n++)
+        ft_prefetch_l2(w->data[n] + (uint64_t)(column / run) * 16);
 }
 
 /* The bf16 pairs of 8 weights (run `part` of the 16 bytes) in the order of the staged activations. Exact. */
@@ -496,6 +550,42 @@ ft_dense_walk(struct ft_dense_sums<kind, tiles> *s, struct ft_dense_raw<kind, ti
         } else { /* two units at once would not fit into the registers */
             ft_dense_multiply<kind, tiles, wide>(s->sum, raw, x, unit);
             ft_dense_load<kind, tiles>(raw, w, unit + warps_k);
+        }
+    }
+}
+
+/*
+ * The same with `flight` units on their way: on entry raw[i] holds unit first + i warps_k. Units from `stop`
+ * on are not asked for (they are another block's).
+ */
+template <int kind, int tiles, int flight>
+static __device__ __forceinline__ void ft_dense_load_all(struct ft_dense_raw<kind, tiles> raw[flight],
+                                                         const struct ft_dense_weights<tiles> *w,
+                                                         uint32_t first, uint32_t warps_k, uint32_t stop)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < flight; i++)
+        if (first + i * warps_k < stop)
+            ft_dense_load<kind, tiles>(&raw[i], w, first + i * warps_k);
+}
+template <int kind, int tiles, bool wide, int flight>
+static __device__ __forceinline__ void
+ft_dense_walk_flight(struct ft_dense_sums<kind, tiles> *s, struct ft_dense_raw<kind, tiles> raw[flight],
+                     const struct ft_dense_weights<tiles> *w, const struct ft_dense_x *x, uint32_t warp_k,
+                     uint32_t warps_k, uint32_t stop)
+{
+    uint32_t end = (x->end + FT_DENSE_UNIT - 1) / FT_DENSE_UNIT;
+    for (uint32_t unit = ft_dense_first(x->begin, warp_k, warps_k); unit < end; unit += warps_k) {
+        if constexpr (kind == FT_DENSE_ANY) {
+            ft_dense_multiply_any<tiles>(s->sum, w, x, unit);
+        } else {
+            struct ft_dense_raw<kind, tiles> now = raw[0];
+#pragma unroll
+            for (int i = 0; i + 1 < flight; i++)
+                raw[i] = raw[i + 1];
+            if (unit + flight * warps_k < stop)
+                ft_dense_load<kind, tiles>(&raw[flight - 1], w, unit + flight * warps_k);
+            ft_dense_multiply<kind, tiles, wide>(s->sum, &now, x, unit);
         }
     }
 }

@@ -9,7 +9,7 @@
  * ft_cuda_step). Sizes known at launch: c->step.rows, .sequences, .logit_rows, and the context bound given to attention.
  *
  * Arithmetic: weights in their own bits, activations f32, products and sums f32 (batches of many rows: bf16 operands
- * on the matrix units, f32 sums). A row's result must not depend on the other rows of the call as long as both batches
+ * on the matrix units, an activation being the sum of two, f32 sums). A row's result must not depend on the other rows of the call as long as both batches
  * are decode batches (<= FT_CUDA_DECODE_ROWS rows).
  *
  * Pointers: device memory, unless "mapped": pinned host memory at an address that is valid on both sides. Only one

@@ -7,10 +7,7 @@
  */
 #include "tests/gpu_session.h"
 
-#include <dirent.h>
 #include <pthread.h>
-#include <signal.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -96,7 +93,7 @@ static void random_steps(struct ft_session *session, uint64_t seed, uint32_t ste
     CHECK(texts >= steps / 20);
 }
 
-static void disturb_every_way(const char *fixture)
+static void disturb_every_way(const char *fixture, uint32_t steps)
 {
     struct ft_error err;
     for (uint32_t s = 0; s < FT_COUNT_OF(strategies); s++) {
@@ -109,7 +106,7 @@ static void disturb_every_way(const char *fixture)
                 continue;
             delay((uint64_t)h * 10 + s);
             int before = test_failures_;
-            random_steps(engine.session, (uint64_t)h * 10 + s, RANDOM_STEPS);
+            random_steps(engine.session, (uint64_t)h * 10 + s, steps);
             if (test_failures_ != before)
                 fprintf(stderr, "%s, strategy %d, handshake %d\n", fixture, (int)strategies[s], h);
         }
@@ -119,12 +116,12 @@ static void disturb_every_way(const char *fixture)
 
 TEST(delays_and_random_batches_change_no_text)
 {
-    disturb_every_way("qwen3_moe-bf16");
+    disturb_every_way("qwen3_moe-bf16", RANDOM_STEPS);
 }
 
 TEST(delays_and_random_batches_change_no_text_with_state_tables_and_sparse_attention)
 {
-    disturb_every_way("qwen4_exp-bf16");
+    disturb_every_way("qwen4_exp-bf16", FT_MAX(RANDOM_STEPS / 3, 4u));
 }
 
 /* ---- slots ---- */
@@ -157,52 +154,32 @@ TEST(hardly_any_slots_and_no_slots_change_no_text)
 
 /* ---- workers that stop ---- */
 
-static _Atomic uint32_t stopped;
-static _Atomic uint32_t stop_seconds;
+static void (*expert_up_before)(const struct ft_expert *expert, uint32_t begin, uint32_t end,
+                                struct ft_rows x, float *h, size_t h_stride);
+static _Atomic int32_t tiles_until_stop;
+static _Atomic uint32_t stops, stop_seconds;
 
-static void stop_here(int signal_number)
+/* The nth tile of an expert, and the one after it, sleep: both workers. */
+static void stop_and_compute(const struct ft_expert *expert, uint32_t begin, uint32_t end, struct ft_rows x,
+                             float *h, size_t h_stride)
 {
     struct timespec t = {.tv_sec = stop_seconds};
-    (void)signal_number;
-    stopped++;
-    while (nanosleep(&t, &t))
-        ;
+    int32_t left = tiles_until_stop--;
+    if (left == 1 || left == 2) {
+        stops++;
+        nanosleep(&t, NULL);
+    }
+    expert_up_before(expert, begin, end, x, h, h_stride);
 }
 
-static bool is_worker(const char *task)
+static void stop_workers(struct ft_session *session, int32_t tiles, uint32_t for_seconds)
 {
-    char path[300], name[32] = "";
-    snprintf(path, sizeof path, "/proc/self/task/%s/comm", task);
-    FILE *file = fopen(path, "r");
-    if (!file)
-        return false;
-    bool read = fgets(name, sizeof name, file) != NULL;
-    fclose(file);
-    return read && strncmp(name, "ft-cpu-", 7) == 0;
-}
-
-/* Stops every CPU worker of this process where it is. */
-static uint32_t stop_workers(uint32_t for_seconds)
-{
-    struct sigaction action = {.sa_handler = stop_here, .sa_flags = SA_RESTART};
-    uint32_t count = 0;
+    stops = 0;
     stop_seconds = for_seconds;
-    sigaction(SIGUSR1, &action, NULL);
-    DIR *tasks = opendir("/proc/self/task");
-    for (struct dirent *task; tasks && (task = readdir(tasks));)
-        if (is_worker(task->d_name))
-            count += syscall(SYS_tgkill, getpid(), (pid_t)atoi(task->d_name), SIGUSR1) == 0;
-    if (tasks)
-        closedir(tasks);
-    return count;
-}
-
-static void *stop_later(void *context)
-{
-    struct timespec pause = {.tv_nsec = 20000000};
-    nanosleep(&pause, NULL);
-    *(uint32_t *)context = stop_workers(2);
-    return NULL;
+    tiles_until_stop = tiles;
+    if (session->kernels.expert_up != stop_and_compute)
+        expert_up_before = session->kernels.expert_up;
+    session->kernels.expert_up = stop_and_compute;
 }
 
 TEST(workers_that_stop_for_two_seconds_delay_a_step_and_change_no_text)
@@ -213,17 +190,12 @@ TEST(workers_that_stop_for_two_seconds_delay_a_step_and_change_no_text)
         if (!open_and_learn(&engine, "qwen3_moe-bf16", strategies[s], 24))
             continue;
         for (int h = FT_HANDSHAKE_MEMOP; h < FT_HANDSHAKE_COUNT; h++) {
-            pthread_t thread;
             CHECK_OK(reopen(&engine, &(struct change){.handshake = (enum ft_handshake)h}, &err), &err);
-            uint32_t asked = 0;
-            stopped = 0;
-            CHECK_EQ(pthread_create(&thread, NULL, stop_later, &asked), 0);
+            REQUIRE(engine.session != NULL);
+            stop_workers(engine.session, 10, 2);
             double begin = seconds();
-            for (uint32_t round = 0; round < 200 && (!round || seconds() - begin < 1); round++)
-                check_texts(engine.session, 2, 2);
-            pthread_join(thread, NULL);
-            CHECK_EQ(asked, 2);
-            CHECK_EQ(stopped, 2);
+            check_texts(engine.session, 2, 2);
+            CHECK(stops >= 1 && seconds() - begin > 1.9);
             CHECK(seconds() - begin < 30);
         }
         close_engine(&engine);
@@ -240,8 +212,7 @@ static int stop_longer_than_the_watchdog(struct ft_engine *engine)
                &err) != FT_OK)
         return 2;
     (void)submit(engine->session, 0, NEW);
-    if (stop_workers(15) != 2)
-        return 3;
+    stop_workers(engine->session, 10, 15);
     double begin = seconds();
     while (!said.failed && !ft_session_is_idle(engine->session) && seconds() - begin < 10)
         (void)step_once(engine->session, &err);

@@ -566,6 +566,8 @@ static void drive_dense(struct drive *d, uint32_t layer)
         return;
     (void)try_(d, ft_cuda_launch_front(&d->c, layer, d->tokens, false, d->lane->compute),
                "launching a layer");
+    if (d->lane->streaming) /* the layers take turns at this, those without experts, too */
+        stream_layer(d, layer + 2);
     if (wants_capture(d->batch)) {
         for (uint32_t r = 0; r < d->batch->rows; r++) {
             uint32_t position;

@@ -107,8 +107,8 @@ TEST(a_gpu_needs_scratch_for_its_prefill_forms)
     CHECK_EQ(ft_workspace_gpu_dense_bytes(&model, 1), few);
     CHECK_EQ(ft_workspace_gpu_dense_bytes(&model, 16), few);
     CHECK_EQ(ft_workspace_gpu_dense_bytes(&model, 17), (32 << 20) + 17 * (2560 * 4 + 10240 * 2 * 2));
-    CHECK_EQ(ft_workspace_gpu_attention_bytes(&model, 1, 256), 24 * 4 * 258 * 4);
-    CHECK_EQ(ft_workspace_gpu_attention_bytes(&model, 16, 8192), 16 * 24 * 32 * 258 * 4);
+    CHECK_EQ(ft_workspace_gpu_attention_bytes(&model, 1, 256), 24 * 16 * 258 * 4);
+    CHECK_EQ(ft_workspace_gpu_attention_bytes(&model, 16, 8192), 16 * 24 * 36 * 258 * 4);
     CHECK_EQ(ft_workspace_gpu_attention_bytes(&model, 17, 1 << 20), 264ull * (1 << 18) * 4);
     CHECK_EQ(ft_workspace_gpu_bytes(&model, 8, 8193), 8ull * 24 * 64 * 258 * 4);
     CHECK_EQ(ft_workspace_gpu_bytes(&model, 512, 8192), (32 << 20) + 512 * (2560 * 4 + 10240 * 2 * 2));

@@ -306,6 +306,11 @@ static int launch_group(struct drive *d, uint32_t layer, uint32_t wave, const st
     list.group_count = lane->lists.device_counts + wave;
     list.blob += group->begin;
     list.pair_begin += group->begin;
+    if (d->c.step.rows ==
+        1) { /* one pair a group: kernels count pairs by groups and do not look at pair_begin */
+        list.pair_row += group->begin;
+        list.pair_out += group->begin;
+    }
     return ft_cuda_experts(
         &d->c, layer, &list, group->end - group->begin,
         rows_bound(&d->step->x.active, group->begin, group->end), with_shared,

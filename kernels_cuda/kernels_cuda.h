@@ -89,7 +89,7 @@ struct ft_cuda_sampling {
 struct ft_cuda_list {
     uint32_t *group_count;              /* [1] */
     const char **blob;                  /* [groups_max] expert blobs (struct ft_expert_layout), 64-byte aligned */
-    uint32_t *pair_begin;               /* [groups_max + 1] into the pairs */
+    uint32_t *pair_begin;               /* [groups_max + 1] into the pairs; steps of one row: group g has pair g */
     uint32_t *pair_row, *pair_out;      /* [pairs_max] row of x; row of expert_y: row * k + place in the top-k list */
     uint32_t groups_max, pairs_max;
 };

@@ -10,18 +10,9 @@
 #if __has_feature(address_sanitizer)
 #define __SANITIZE_ADDRESS__ 1
 #endif
-#if __has_feature(thread_sanitizer)
-#define __SANITIZE_THREAD__ 1
-#endif
 #endif
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/common_interface_defs.h>
-#endif
-#ifdef __SANITIZE_THREAD__
-#include <sanitizer/tsan_interface.h>
-#define UNSEEN __attribute__((no_sanitize("thread"))) // entered on one stack, left on another or never
-#else
-#define UNSEEN
 #endif
 
 thread_local ft_emulated_thread *ft_emulated_self;
@@ -29,7 +20,7 @@ bool ft_emulated_reversed;
 
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef __SANITIZE_ADDRESS__
 constexpr size_t STACK_BYTES = 512 * 1024;
 #else
 constexpr size_t STACK_BYTES = 128 * 1024;
@@ -85,17 +76,12 @@ struct machine {
     void *scheduler_sp = nullptr;
     fiber *current = nullptr;
     unsigned count = 0, at_barrier = 0, done = 0;
-    const void *scheduler_stack = nullptr; // for the sanitizers
+    const void *scheduler_stack = nullptr; // for AddressSanitizer
     size_t scheduler_bytes = 0;
-    void *scheduler_fake_stack = nullptr, *scheduler_fiber = nullptr;
-    std::vector<void *> thread_fibers;
+    void *scheduler_fake_stack = nullptr;
 
     ~machine()
     {
-#ifdef __SANITIZE_THREAD__
-        for (void *fiber : thread_fibers)
-            __tsan_destroy_fiber(fiber);
-#endif
         for (char *stack : stacks)
             munmap(stack, STACK_BYTES);
     }
@@ -104,7 +90,7 @@ struct machine {
 thread_local std::unique_ptr<machine> the_machine;
 
 // A fiber arrives on its stack: at its begin, or behind its switch to the scheduler.
-UNSEEN void arrive(machine *m, void *fake_stack)
+void arrive(machine *m, void *fake_stack)
 {
 #ifdef __SANITIZE_ADDRESS__
     __sanitizer_finish_switch_fiber(fake_stack, &m->scheduler_stack, &m->scheduler_bytes);
@@ -113,7 +99,7 @@ UNSEEN void arrive(machine *m, void *fake_stack)
     (void)fake_stack;
 }
 
-UNSEEN void yield()
+void yield()
 {
     machine *m = the_machine.get();
     fiber *f = m->current;
@@ -121,21 +107,15 @@ UNSEEN void yield()
     __sanitizer_start_switch_fiber(f->now == state::done ? nullptr : &f->fake_stack, m->scheduler_stack,
                                    m->scheduler_bytes);
 #endif
-#ifdef __SANITIZE_THREAD__
-    __tsan_switch_to_fiber(m->scheduler_fiber, 0);
-#endif
     ft_emulated_switch(&f->sp, m->scheduler_sp);
     arrive(m, f->fake_stack);
 }
 
-UNSEEN void resume(machine *m, unsigned i)
+void resume(machine *m, unsigned i)
 {
     fiber &f = m->fibers[i];
 #ifdef __SANITIZE_ADDRESS__
     __sanitizer_start_switch_fiber(&m->scheduler_fake_stack, f.stack, STACK_BYTES);
-#endif
-#ifdef __SANITIZE_THREAD__
-    __tsan_switch_to_fiber(m->thread_fibers[i], 0);
 #endif
     ft_emulated_switch(&m->scheduler_sp, f.sp);
 #ifdef __SANITIZE_ADDRESS__
@@ -143,7 +123,7 @@ UNSEEN void resume(machine *m, unsigned i)
 #endif
 }
 
-UNSEEN void fiber_main()
+void fiber_main()
 {
     machine *m = the_machine.get();
     arrive(m, nullptr);
@@ -163,9 +143,6 @@ void prepare(machine *m, unsigned i)
             abort();
         }
         m->stacks.push_back((char *)p);
-#ifdef __SANITIZE_THREAD__
-        m->thread_fibers.push_back(__tsan_create_fiber(0));
-#endif
     }
     f.stack = m->stacks[i];
     // After the six registers are popped, `ret` must enter fiber_main with the stack as after a call.
@@ -265,9 +242,6 @@ void ft_emulated_run(dim3 grid, dim3 block, size_t shared_bytes, const std::func
     if (!the_machine)
         the_machine.reset(new machine);
     machine *m = the_machine.get();
-#ifdef __SANITIZE_THREAD__
-    m->scheduler_fiber = __tsan_get_current_fiber();
-#endif
     m->count = block.x * block.y * block.z;
     if (m->count == 0 || m->count > 1024 || shared_bytes > 228 * 1024) {
         fprintf(stderr, "cuda emulator: block of %u threads, %zu bytes of shared memory\n", m->count, shared_bytes);

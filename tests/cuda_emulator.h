@@ -217,15 +217,27 @@ static inline void __nanosleep(unsigned ns) { struct timespec t = {0, (long)ns};
 [[noreturn]] static inline void __trap() { fprintf(stderr, "cuda emulator: __trap\n"); abort(); }
 
 // ---- device.h's own functions ----
+#ifdef FT_TELL_TSAN
+extern "C" void __tsan_acquire(void *address), __tsan_release(void *address);
+#else
+static inline void __tsan_acquire(void *) {}
+static inline void __tsan_release(void *) {}
+#endif
 // A kernel that polls must let the thread that will raise the flag run, also on one core.
 static inline uint32_t ft_load_acquire_system(const uint32_t *flag)
 {
     static thread_local unsigned polls;
     if (++polls % 64 == 0)
         sched_yield();
-    return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
+    uint32_t value = __atomic_load_n(flag, __ATOMIC_ACQUIRE);
+    __tsan_acquire((void *)flag);
+    return value;
 }
-static inline void ft_store_release_system(uint32_t *flag, uint32_t value) { __atomic_store_n(flag, value, __ATOMIC_RELEASE); }
+static inline void ft_store_release_system(uint32_t *flag, uint32_t value)
+{
+    __tsan_release(flag);
+    __atomic_store_n(flag, value, __ATOMIC_RELEASE);
+}
 static inline uint32_t ft_count_arrival(uint32_t *counter) { return __atomic_fetch_add(counter, 1u, __ATOMIC_ACQ_REL); }
 static inline uint64_t ft_global_timer(void)
 {

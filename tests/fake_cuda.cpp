@@ -162,7 +162,7 @@ void drain(fake_stream *s)
 extern "C" cudaError_t fake_write_value_32(cudaStream_t stream, uintptr_t address, uint32_t value, unsigned)
 {
     cudaError_t error = enter("cuStreamWriteValue32");
-    return error ? error : push(stream, [=] { __atomic_store_n((uint32_t *)address, value, __ATOMIC_RELEASE); });
+    return error ? error : push(stream, [=] { ft_store_release_system((uint32_t *)address, value); });
 }
 
 } // namespace

@@ -33,6 +33,9 @@ ft_deps_has_cc() {
 int main(void) { return puts("") < 0; }'
     ft_deps_compiles "${CC:-cc}"
 }
+ft_deps_has_cxx() {
+    printf '#include <functional>\nint main() { return 0; }\n' | "${CXX:-c++}" -x c++ -std=c++17 -fsyntax-only - >/dev/null 2>&1
+}
 ft_deps_has_clang_fuzzer() {
     local FT_DEPS_PROGRAM='#include <stdint.h>
 #include <stdlib.h>
@@ -45,6 +48,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) { return bytes &&
 ft_deps_find_missing() {
     local name packages why
     ft_deps_has_cc || echo "gcc libc6-dev|C compiler"
+    ft_deps_has_cxx || echo "g++|C++ compiler: tests run the GPU kernels on the CPU"
     ft_deps_has_cmake || echo "cmake|build system, $FT_CMAKE_VERSION_MIN or newer"
     command -v ninja >/dev/null || echo "ninja-build|runs the build"
     while read -r name packages why; do

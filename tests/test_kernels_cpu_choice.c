@@ -108,8 +108,8 @@ TEST(select_topk_equals_a_stable_sort)
 static uint32_t sample(const float *logits, uint32_t vocab, const struct ft_sampling *sampling,
                        uint64_t position)
 {
-    float copy[64];
-    uint32_t scratch[64];
+    float copy[128];
+    uint32_t scratch[128];
     memcpy(copy, logits, vocab * sizeof(float));
     return ft_sample_token(copy, vocab, sampling, NULL, 0, position, scratch);
 }

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "jobs/capture.h"
 #include "jobs/session.h"
 
 uint64_t ft_execute_scratch_count(const struct ft_model *model, uint32_t tokens)
@@ -36,55 +37,27 @@ void ft_execute_fail_row(struct ft_execute *x, uint32_t row, uint32_t layer)
 
 /* ---- captures: what `ft logits` and `ft verify` look at ---- */
 
-static const struct ft_capture *capture_of(const struct ft_execute *x, uint32_t row, uint32_t *position)
-{
-    const struct ft_capture *capture = x->batch->sequences[x->batch->row_sequence[row]].capture;
-    *position = x->batch->position[row];
-    return capture && *position < capture->row_count ? capture : NULL;
-}
-
 /* Residual elements [begin, end) of every stream, as the input of layer `block`. */
 static void capture_residual(const struct ft_execute *x, uint32_t block, uint32_t begin, uint32_t end)
 {
-    uint32_t streams = x->model->hc_count, hidden = x->model->hidden, position;
-    uint64_t wide = (uint64_t)streams * hidden;
+    uint32_t streams = x->model->hc_count, hidden = x->model->hidden;
     for (uint32_t r = 0; r < x->batch->rows; r++) {
-        const struct ft_capture *capture = capture_of(x, r, &position);
-        if (!capture || !capture->hidden)
-            continue;
-        float *to = capture->hidden + ((uint64_t)block * capture->row_count + position) * wide;
-        const float *from = ft_execute_at(x, x->space.residual, r, wide);
-        for (uint32_t i = 0; i < streams; i++)
+        float *to = ft_capture_residual(x->model, x->batch, r, block);
+        const float *from = ft_execute_at(x, x->space.residual, r, (uint64_t)streams * hidden);
+        for (uint32_t i = 0; to && i < streams; i++)
             memcpy(to + i * hidden + begin, from + i * hidden + begin, (end - begin) * sizeof *to);
     }
 }
 
-/* Elements [begin, end) of the last hidden state, dense rows of H behind the blocks of the layers. */
+/* Elements [begin, end) of the last hidden state. */
 static void capture_final(const struct ft_execute *x, uint32_t begin, uint32_t end)
 {
-    uint32_t hidden = x->model->hidden, position;
+    uint32_t hidden = x->model->hidden;
     for (uint32_t l = 0; l < x->batch->logit_rows; l++) {
-        const struct ft_capture *capture = capture_of(x, x->batch->logit_row[l], &position);
-        if (!capture || !capture->hidden)
-            continue;
-        uint64_t blocks = (uint64_t)x->model->layer_count * capture->row_count * x->model->hc_count * hidden;
-        memcpy(capture->hidden + blocks + (uint64_t)position * hidden + begin,
-               ft_execute_at(x, x->space.head_x, l, hidden) + begin, (end - begin) * sizeof(float));
-    }
-}
-
-static void capture_topk(const struct ft_execute *x, uint32_t layer, uint32_t row, const uint32_t *ids)
-{
-    uint32_t position, k = x->model->topk;
-    const struct ft_capture *capture = capture_of(x, row, &position);
-    if (!capture || !capture->topk)
-        return;
-    int32_t *to = capture->topk + ((uint64_t)layer * capture->row_count + position) * k;
-    for (uint32_t i = 0; i < k; i++) { /* insertion sort: k is small */
-        uint32_t j = i;
-        for (; j > 0 && to[j - 1] > (int32_t)ids[i]; j--)
-            to[j] = to[j - 1];
-        to[j] = (int32_t)ids[i];
+        float *to = ft_capture_final(x->model, x->batch, x->batch->logit_row[l]);
+        if (to)
+            memcpy(to + begin, ft_execute_at(x, x->space.head_x, l, hidden) + begin,
+                   (end - begin) * sizeof *to);
     }
 }
 
@@ -122,10 +95,9 @@ static void run_embed(struct ft_execute *x, uint32_t begin, uint32_t end)
             rotary[i] = (float)(__builtin_cos(angle) * x->rotary_scale);
             rotary[half + i] = (float)(__builtin_sin(angle) * x->rotary_scale);
         }
-        uint32_t position;
-        const struct ft_capture *capture = capture_of(x, r, &position);
-        if (capture && capture->hidden)
-            memcpy(capture->hidden + position * wide, residual, wide * sizeof *residual);
+        float *captured = ft_capture_residual(m, x->batch, r, 0);
+        if (captured)
+            memcpy(captured, residual, wide * sizeof *residual);
     }
 }
 
@@ -269,7 +241,7 @@ static void run_router(struct ft_execute *x, uint32_t layer)
         } else if (x->routing && !x->batch->prefill) {
             force_choice(x, layer, r, logits + (uint64_t)r * m->expert_count, ids, weights);
         }
-        capture_topk(x, layer, r, ids);
+        ft_capture_topk(x->model, x->batch, r, layer, ids);
     }
 }
 
@@ -411,12 +383,12 @@ static void run_sample(struct ft_execute *x, uint32_t begin, uint32_t end)
     uint32_t vocab = x->model->vocab;
     end = FT_MIN(end, x->batch->logit_rows);
     for (uint32_t l = begin; l < end; l++) {
-        uint32_t row = x->batch->logit_row[l], position;
+        uint32_t row = x->batch->logit_row[l];
         struct ft_batch_sequence *sequence = &x->batch->sequences[x->batch->row_sequence[row]];
         float *logits = ft_execute_at(x, x->space.logits, l, vocab);
-        const struct ft_capture *capture = capture_of(x, row, &position);
-        if (capture && capture->logits)
-            memcpy(capture->logits + (uint64_t)position * vocab, logits, vocab * sizeof *logits);
+        float *captured = ft_capture_logits(x->model, x->batch, row);
+        if (captured)
+            memcpy(captured, logits, vocab * sizeof *logits);
         /* Only the row of the newest token asks for a next one. */
         if (x->batch->position[row] + 1 != sequence->token_count)
             continue;

@@ -120,6 +120,19 @@ static void memory_copy(void *context, void *to, const void *from, uint64_t byte
         ft_cuda_break(lane, (int)error, "copying state");
 }
 
+int ft_cuda_copy_throttled(struct ft_lane_cuda *lane, uint32_t *throttle, double link_bytes_per_s, void *to,
+                           const void *from, uint64_t bytes)
+{
+    bool throttled = link_bytes_per_s > 0;
+    int error = throttled ? ft_cuda_throttle_begin(throttle, lane->copy) : 0;
+    if (!error)
+        error = (int)cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, lane->copy);
+    if (!error && throttled)
+        error =
+            ft_cuda_throttle_end(throttle, (uint64_t)((double)bytes / link_bytes_per_s * 1e9), lane->copy);
+    return error;
+}
+
 int ft_cuda_alloc(struct ft_lane_cuda *lane, enum ft_tier tier, uint64_t bytes, const char *what, void **out,
                   struct ft_error *err)
 {

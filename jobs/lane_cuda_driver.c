@@ -11,6 +11,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "jobs/capture.h"
 #include "jobs/lane_cuda_internal.h"
 #include "jobs/session.h"
 #include "jobs/topology.h"
@@ -122,18 +123,13 @@ static uint32_t *flag_of(uint32_t *flags, uint32_t index)
     return flags + (uint64_t)index * FT_CUDA_FLAG_STRIDE;
 }
 
-static int copy_expert(struct ft_lane_cuda *lane, const struct ft_dynamic *d, bool throttled)
+static int copy_expert(struct ft_lane_cuda *lane, const struct ft_dynamic *d)
 {
     const struct ft_layer_weights *w = &lane->options.weights->layers[d->layer];
     const char *from =
         w->experts + (uint64_t)w->expert_layout.stride * lane->step->x.active.expert[d->active];
-    uint64_t ns = throttled ? (uint64_t)((double)d->bytes / lane->options.link_bytes_per_s * 1e9) : 0;
-    int error = throttled ? ft_cuda_throttle_begin(lane->throttle, lane->copy) : 0;
-    if (!error)
-        error = (int)cudaMemcpyAsync(d->destination, from, d->bytes, cudaMemcpyHostToDevice, lane->copy);
-    if (!error && throttled)
-        error = ft_cuda_throttle_end(lane->throttle, ns, lane->copy);
-    return error;
+    return ft_cuda_copy_throttled(lane, lane->throttle, lane->options.link_bytes_per_s, d->destination, from,
+                                  d->bytes);
 }
 
 /* Records and completes a fetch or a group: the GPU keeps their order by itself. */
@@ -174,7 +170,6 @@ static void fetch_captured(struct drive *d, uint32_t layer)
     struct ft_step *step = d->step;
     struct ft_cuda_move *moves = lane->host.moves + (uint64_t)layer * lane->c.exchange.moves_max;
     uint32_t end = published(step), count = 0;
-    bool throttled = lane->options.link_bytes_per_s > 0;
     for (uint32_t i = lane->link_taken; i != end; i++) {
         const struct ft_dynamic *f = &step->dynamic[step->link_jobs[i % step->link_max]];
         moves[count++] =
@@ -188,8 +183,7 @@ static void fetch_captured(struct drive *d, uint32_t layer)
         uint32_t index = step->link_jobs[lane->link_taken % step->link_max];
         uint64_t start = ft_clock_ns(&step->clock);
         if (!lane->broken)
-            (void)try_(d, copy_expert(lane, &step->dynamic[index], throttled),
-                       "copying an expert to the GPU");
+            (void)try_(d, copy_expert(lane, &step->dynamic[index]), "copying an expert to the GPU");
         complete_link(d, index, start);
     }
     if (count && !lane->broken)
@@ -211,7 +205,6 @@ static void stream_layer(struct drive *d, uint32_t layer)
     const struct ft_layer_weights *w = &lane->options.weights->layers[layer];
     uint32_t buffer = layer % 2, *at = lane->staged_at + (uint64_t)buffer * m->expert_count, next = 0;
     uint64_t stride = w->expert_layout.stride;
-    bool throttled = lane->options.link_bytes_per_s > 0;
     (void)try_(d, (int)cudaStreamWaitEvent(lane->copy, lane->grouped[buffer], 0),
                "ordering copies behind experts");
     for (uint32_t e = 0; e < m->expert_count && !lane->broken;) {
@@ -222,14 +215,9 @@ static void stream_layer(struct drive *d, uint32_t layer)
             at[e++] = FT_NONE;
             continue;
         }
-        uint64_t bytes = stride * (e - first),
-                 ns = throttled ? (uint64_t)((double)bytes / lane->options.link_bytes_per_s * 1e9) : 0;
-        int error = throttled ? ft_cuda_throttle_begin(lane->throttle, lane->copy) : 0;
-        if (!error)
-            error = (int)cudaMemcpyAsync(step->staging[buffer] + stride * place, w->experts + stride * first,
-                                         bytes, cudaMemcpyHostToDevice, lane->copy);
-        if (!error && throttled)
-            error = ft_cuda_throttle_end(lane->throttle, ns, lane->copy);
+        int error = ft_cuda_copy_throttled(lane, lane->throttle, lane->options.link_bytes_per_s,
+                                           step->staging[buffer] + stride * place,
+                                           w->experts + stride * first, stride * (e - first));
         (void)try_(d, error, "streaming a layer's experts to the GPU");
     }
     if (!lane->broken)
@@ -338,8 +326,7 @@ static void fetch_launched(struct drive *d, const struct ft_dynamic *f, bool fir
     if (first && !lane->broken)
         (void)try_(d, (int)cudaStreamWaitEvent(lane->copy, before, 0), "ordering copies behind experts");
     if (!lane->broken)
-        (void)try_(d, copy_expert(lane, f, lane->options.link_bytes_per_s > 0),
-                   "copying an expert to the GPU");
+        (void)try_(d, copy_expert(lane, f), "copying an expert to the GPU");
 }
 
 /* A group of experts, behind its copies. */
@@ -467,62 +454,38 @@ static void copy_rows(struct drive *d, float *to, const float *from, uint64_t co
         (void)try_(d, (int)cudaStreamSynchronize(d->lane->compute), "copying activations from the GPU");
 }
 
-static const struct ft_capture *capture_of(const struct drive *d, uint32_t row, uint32_t *position)
-{
-    const struct ft_capture *capture = d->batch->sequences[d->batch->row_sequence[row]].capture;
-    *position = d->batch->position[row];
-    return capture && *position < capture->row_count ? capture : NULL;
-}
-
 /* Residual before layer `block`. */
 static void capture_residual(struct drive *d, uint32_t block)
 {
     const struct ft_model *m = d->step->model;
     uint64_t wide = (uint64_t)m->hc_count * m->hidden;
     for (uint32_t r = 0; r < d->batch->rows; r++) {
-        uint32_t position;
-        const struct ft_capture *capture = capture_of(d, r, &position);
-        if (capture && capture->hidden)
-            copy_rows(d, capture->hidden + ((uint64_t)block * capture->row_count + position) * wide,
-                      d->c.base + d->c.space.residual + r * wide, wide);
+        float *to = ft_capture_residual(m, d->batch, r, block);
+        if (to)
+            copy_rows(d, to, d->c.base + d->c.space.residual + r * wide, wide);
     }
 }
 
 static void capture_topk(struct drive *d, uint32_t layer)
 {
     const struct ft_cuda_exchange *e = &d->c.exchange;
-    uint32_t k = d->step->model->topk;
-    for (uint32_t r = 0; r < d->batch->rows; r++) {
-        uint32_t position;
-        const struct ft_capture *capture = capture_of(d, r, &position);
-        const uint32_t *ids = e->ids + ((uint64_t)layer * e->rows_max + r) * k;
-        if (!capture || !capture->topk)
-            continue;
-        int32_t *to = capture->topk + ((uint64_t)layer * capture->row_count + position) * k;
-        for (uint32_t i = 0; i < k; i++) { /* insertion sort: k is small */
-            uint32_t j = i;
-            for (; j > 0 && to[j - 1] > (int32_t)ids[i]; j--)
-                to[j] = to[j - 1];
-            to[j] = (int32_t)ids[i];
-        }
-    }
+    const struct ft_model *m = d->step->model;
+    for (uint32_t r = 0; r < d->batch->rows; r++)
+        ft_capture_topk(m, d->batch, r, layer,
+                        m->layers[layer].dense ? NULL
+                                               : e->ids + ((uint64_t)layer * e->rows_max + r) * m->topk);
 }
 
 static void capture_head(struct drive *d)
 {
     const struct ft_model *m = d->step->model;
     for (uint32_t l = 0; l < d->batch->logit_rows; l++) {
-        uint32_t position;
-        const struct ft_capture *capture = capture_of(d, d->batch->logit_row[l], &position);
-        if (!capture)
-            continue;
-        uint64_t blocks = (uint64_t)m->layer_count * capture->row_count * m->hc_count * m->hidden;
-        if (capture->hidden)
-            copy_rows(d, capture->hidden + blocks + (uint64_t)position * m->hidden,
-                      d->c.base + d->c.space.head_x + (uint64_t)l * m->hidden, m->hidden);
-        if (capture->logits)
-            copy_rows(d, capture->logits + (uint64_t)position * m->vocab,
-                      d->c.base + d->c.space.logits + (uint64_t)l * m->vocab, m->vocab);
+        float *hidden = ft_capture_final(m, d->batch, d->batch->logit_row[l]),
+              *logits = ft_capture_logits(m, d->batch, d->batch->logit_row[l]);
+        if (hidden)
+            copy_rows(d, hidden, d->c.base + d->c.space.head_x + (uint64_t)l * m->hidden, m->hidden);
+        if (logits)
+            copy_rows(d, logits, d->c.base + d->c.space.logits + (uint64_t)l * m->vocab, m->vocab);
     }
 }
 
@@ -574,13 +537,7 @@ static void drive_dense(struct drive *d, uint32_t layer)
     if (d->lane->streaming) /* the layers take turns at this, those without experts, too */
         stream_layer(d, layer + 2);
     if (wants_capture(d->batch)) {
-        for (uint32_t r = 0; r < d->batch->rows; r++) {
-            uint32_t position;
-            const struct ft_capture *capture = capture_of(d, r, &position);
-            for (uint32_t i = 0; capture && capture->topk && i < d->step->model->topk; i++)
-                capture->topk[((uint64_t)layer * capture->row_count + position) * d->step->model->topk + i] =
-                    -1;
-        }
+        capture_topk(d, layer);
         if (layer + 1 < d->step->model->layer_count)
             capture_residual(d, layer + 1);
     }
@@ -607,7 +564,7 @@ static void drive_end(struct drive *d)
         if (s->sampled == FT_NONE)
             ft_execute_fail_row(&d->step->x, row, d->step->model->layer_count);
     }
-    ft_cuda_record_stamps(lane, d->step->graph, now);
+    ft_cuda_record_stamps(lane, now);
 }
 
 static int upload_map(struct ft_lane_cuda *lane)

@@ -100,6 +100,10 @@ void ft_cuda_break(struct ft_lane_cuda *lane, int error, const char *what);
 /* Device or pinned memory that lives as long as the lane; zeroed. */
 int ft_cuda_alloc(struct ft_lane_cuda *lane, enum ft_tier tier, uint64_t bytes, const char *what, void **out,
                   struct ft_error *err);
+/* Queues a host-to-device copy on the copy stream. link_bytes_per_s: plays a link of that rate with the state
+ * `throttle` (ft_cuda_throttle_begin), 0 = none. */
+int ft_cuda_copy_throttled(struct ft_lane_cuda *lane, uint32_t *throttle, double link_bytes_per_s, void *to,
+                           const void *from, uint64_t bytes);
 /* lane_cuda_weights.c: copies dense weights, pins banks. */
 int ft_cuda_upload_weights(struct ft_lane_cuda *lane, struct ft_error *err);
 void ft_cuda_pin_banks(struct ft_lane_cuda *lane, const struct ft_model *model,
@@ -137,6 +141,6 @@ int ft_cuda_choose_handshake(struct ft_lane_cuda *lane, struct ft_error *err);
 /* Raises a flag behind everything queued on the copy stream. */
 int ft_cuda_raise_behind_copies(struct ft_lane_cuda *lane, uint32_t *flag, uint32_t value);
 /* lane_cuda_trace.c: GPU stamps of the step to trace records. */
-void ft_cuda_record_stamps(struct ft_lane_cuda *lane, const struct ft_graph *graph, uint64_t done_ns);
+void ft_cuda_record_stamps(struct ft_lane_cuda *lane, uint64_t done_ns);
 
 #endif

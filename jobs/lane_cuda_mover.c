@@ -72,18 +72,12 @@ void ft_gpu_mover_close(struct ft_gpu_mover *mover)
 void ft_gpu_mover_copy(void *context, const void *from, uint64_t bytes)
 {
     struct ft_gpu_mover *mover = context;
-    cudaStream_t stream = mover->lane->copy;
     char *to = mover->slots + mover->slot_bytes * (mover->next++ % SLOTS);
-    bool throttled = mover->link_bytes_per_s > 0;
-    if (throttled)
-        (void)ft_cuda_throttle_begin(mover->throttle, stream);
-    (void)cudaMemcpyAsync(to, from, FT_MIN(bytes, mover->slot_bytes), cudaMemcpyHostToDevice, stream);
-    if (throttled)
-        (void)ft_cuda_throttle_end(mover->throttle, (uint64_t)((double)bytes / mover->link_bytes_per_s * 1e9),
-                                   stream);
+    (void)ft_cuda_copy_throttled(mover->lane, mover->throttle, mover->link_bytes_per_s, to, from,
+                                 FT_MIN(bytes, mover->slot_bytes));
     /* Not further ahead than the slots: a queue without end would be measured by its drain alone. */
     if (mover->next % SLOTS == 0)
-        (void)cudaStreamSynchronize(stream);
+        (void)cudaStreamSynchronize(mover->lane->copy);
 }
 
 void ft_gpu_mover_drain(void *context)

@@ -58,14 +58,13 @@ static void add(struct ft_lane_cuda *lane, uint64_t begin, uint64_t end, uint32_
     record->detail = kind == FT_RECORD_WAIT ? (uint8_t)cause : (uint8_t)FT_REASON_FIXED_LANE;
 }
 
-void ft_cuda_record_stamps(struct ft_lane_cuda *lane, const struct ft_graph *graph, uint64_t done_ns)
+void ft_cuda_record_stamps(struct ft_lane_cuda *lane, uint64_t done_ns)
 {
     const struct ft_model *m = lane->step->model;
     const uint64_t *stamps = lane->c.stamps,
                    *last = stamps + (uint64_t)m->layer_count * FT_CUDA_STAMP_LAYER_COUNT;
     uint64_t begin = last[FT_CUDA_STAMP_BEGIN], end = last[FT_CUDA_STAMP_END];
     int64_t offset = (int64_t)(done_ns - end);
-    (void)graph;
     if (!begin || end < begin)
         return;
     if (!lane->clock_known || offset < lane->clock_offset_ns)

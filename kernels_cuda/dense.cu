@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Dense projections. Decode (<= FT_CUDA_DECODE_ROWS rows): one kernel per op on the ground of dense.cuh; what
- * comes before (gated norm) happens while activations are staged, what comes after (bias, residual, SwiGLU)
- * when sums are stored. Prefill: conversion, gemm.cu, and a kernel for what comes after.
+ * comes after (bias, residual, SwiGLU) happens when sums are stored. Prefill: conversion, gemm.cu, and a
+ * kernel for what comes after.
  */
 #include "kernels_cuda/dense.cuh"
 #include "kernels_cuda/gemm.cuh"
@@ -13,23 +13,13 @@
 #define THREADS (32u * WARPS)
 #define SEGMENTS_MAX 4u
 #define BLOCKS_PER_MULTIPROCESSOR 2u
-#define SHARED_MAX (96u * 1024)  /* of a block: two fit into a multiprocessor of 227 KB */
-#define SHARED_ALL (224u * 1024) /* of a multiprocessor */
-#define TAIL_BLOCKS 16u          /* that move the convolution's tail beside the out projection */
-/* Units of a warp on their way before the activations are there: FLIGHT in registers, the others into L2. */
-#define AHEAD 4u
-#define FLIGHT 2
+#define SHARED_MAX (112u * 1024)   /* of a block, so that two fit into a multiprocessor ... */
+#define SHARED_ALL (226u * 1024)   /* ... of that much */
+#define TAIL_BLOCKS 16u            /* that move the convolution's tail beside the out projection */
+#define FLIGHT 2                   /* units of a warp on their way in registers */
+#define PREFETCH_BYTES (24u << 20) /* of further units, into L2, before the activations are there */
 
 enum dense_finish { FINISH_STORE, FINISH_RESIDUAL, FINISH_SWIGLU };
-
-/* Gated norm of a linear layer: o / rms(o) * norm * act(z), per value head. */
-struct dense_gate {
-    const float *z, *norm; /* z NULL: none */
-    uint64_t z_stride;
-    uint32_t heads, dim;
-    float eps;
-    bool silu;
-};
 
 struct dense_args {
     struct ft_matrix w[SEGMENTS_MAX];
@@ -38,10 +28,10 @@ struct dense_args {
     uint32_t out_begin[SEGMENTS_MAX];
     uint32_t segments, tiles, blocks; /* tiles in all; blocks that compute */
     uint32_t rows, in, columns;       /* columns held in shared memory at a time */
-    uint32_t row_words, x_words, warps_k, ahead;
+    uint32_t row_words, x_words, warps_k;
+    uint32_t ahead; /* units of a warp to prefetch */
     const float *x;
     uint64_t x_stride;
-    struct dense_gate gate;
     enum dense_finish finish;
     float *y; /* or the residual [rows, streams, out] */
     uint64_t y_stride;
@@ -51,41 +41,6 @@ struct dense_args {
     bool has_tail;
     struct ft_tail_args tail;
     uint64_t *stamp;
-};
-
-/* inverse[row][head] = 1 / rms(o): one warp a head. */
-static __device__ __forceinline__ void gate_norms(const struct dense_gate *gate, const float *x,
-                                                  uint64_t x_stride, uint32_t rows, float *inverse)
-{
-    uint32_t lane = threadIdx.x & 31;
-    for (uint32_t i = threadIdx.x >> 5; i < rows * gate->heads; i += blockDim.x >> 5) {
-        const float *o = x + i / gate->heads * x_stride + (uint64_t)(i % gate->heads) * gate->dim;
-        float sum = 0;
-        for (uint32_t j = lane; j < gate->dim; j += 32)
-            sum += o[j] * o[j];
-        sum = ft_warp_sum(sum);
-        if (lane == 0)
-            inverse[i] = 1.0f / sqrtf(sum / (float)gate->dim + gate->eps);
-    }
-}
-
-/* 8 gated activations. */
-struct gate_source {
-    struct ft_dense_rows_source o, z;
-    const struct dense_gate *gate;
-    const float *inverse;
-    __device__ void operator()(uint32_t row, uint32_t column, float v[8]) const
-    {
-        float g[8];
-        o(row, column, v);
-        z(row, column, g);
-#pragma unroll
-        for (unsigned i = 0; i < 8; i++) {
-            uint32_t at = min(column + i, o.in - 1), head = at / gate->dim;
-            v[i] *= inverse[row * gate->heads + head] * gate->norm[at - head * gate->dim];
-            v[i] *= gate->silu ? ft_silu_device(g[i]) : ft_sigmoid_device(g[i]);
-        }
-    }
 };
 
 /* The matrices' outputs of a block tile: their segment, and the first output in it. */
@@ -99,26 +54,85 @@ static __device__ __forceinline__ uint32_t dense_segment(const struct dense_args
     return s;
 }
 
-/* Outputs of one block tile. With SwiGLU column tile 0 is of the gate and column tile 1 of the up projection.
- */
-template <int tiles> static __device__ __forceinline__ uint32_t dense_outputs(const struct dense_args *args)
+/* Outputs of one block tile. With SwiGLU the halves of a warp's tile are of the gate and of the up
+ * projection. */
+static __host__ __device__ __forceinline__ uint32_t dense_outputs(const struct dense_args *args)
 {
-    return WARPS / args->warps_k * (args->finish == FINISH_SWIGLU ? 8 : 8 * tiles);
+    return WARPS / args->warps_k * (args->finish == FINISH_SWIGLU ? FT_DENSE_TILE / 2 : FT_DENSE_TILE);
 }
 
-template <int kind, int tiles>
+template <int kind>
 static __device__ __forceinline__ void dense_aim(const struct dense_args *args, uint32_t tile,
-                                                 struct ft_dense_weights<tiles> *w)
+                                                 struct ft_dense_weights *w)
 {
     uint32_t first_tile, segment = dense_segment(args, tile, &first_tile),
                          warp_n = (threadIdx.x >> 5) / args->warps_k;
-    uint32_t first = (tile - first_tile) * dense_outputs<tiles>(args);
+    uint32_t first = (tile - first_tile) * dense_outputs(args);
+    if (args->finish == FINISH_SWIGLU) {
+        ft_dense_aim_half<kind>(w, 0, &args->w[0], first + warp_n * (FT_DENSE_TILE / 2));
+        ft_dense_aim_half<kind>(w, 1, &args->w[1], first + warp_n * (FT_DENSE_TILE / 2));
+    } else {
+        ft_dense_aim<kind>(w, &args->w[segment], first + warp_n * FT_DENSE_TILE);
+    }
+}
+
+/* What a warp asks for next, block tile after block tile, while it multiplies what it asked for before. */
+struct dense_ahead {
+    struct ft_dense_weights w;
+    uint32_t tile, unit;
+};
+template <int kind>
+static __device__ __forceinline__ void dense_ask(const struct dense_args *args, struct dense_ahead *ahead,
+                                                 struct ft_dense_raw<kind> *raw)
+{
+    if (kind == FT_DENSE_ANY || ahead->tile >= args->tiles)
+        return;
+    ft_dense_load<kind>(raw, &ahead->w, ahead->unit);
+    ahead->unit += args->warps_k;
+    if (ahead->unit * FT_DENSE_UNIT < args->in)
+        return;
+    ahead->unit = (threadIdx.x >> 5) % args->warps_k;
+    ahead->tile += args->blocks;
+    if (ahead->tile < args->tiles)
+        dense_aim<kind>(args, ahead->tile, &ahead->w);
+}
+template <int kind>
+static __device__ __forceinline__ void dense_begin_asking(const struct dense_args *args,
+                                                          struct dense_ahead *ahead,
+                                                          struct ft_dense_raw<kind> raw[FLIGHT])
+{
+    ahead->unit = (threadIdx.x >> 5) % args->warps_k;
+    /* A warp beyond the last unit never has anything to do. */
+    ahead->tile = ahead->unit * FT_DENSE_UNIT < args->in ? blockIdx.x : args->tiles;
+    dense_aim<kind>(args, blockIdx.x, &ahead->w);
+    if (ahead->tile == args->tiles)
+        return;
 #pragma unroll
-    for (int n = 0; n < tiles; n++) {
-        if (args->finish == FINISH_SWIGLU)
-            ft_dense_aim<kind, tiles>(w, n, &args->w[n], first + warp_n * 8);
-        else
-            ft_dense_aim<kind, tiles>(w, n, &args->w[segment], first + (warp_n * tiles + n) * 8);
+    for (int i = 0; i < FLIGHT; i++)
+        dense_ask<kind>(args, ahead, &raw[i]);
+    for (uint32_t i = 0; i < args->ahead && ahead->tile == blockIdx.x; i++)
+        ft_dense_prefetch<kind>(&ahead->w, ahead->unit + i * args->warps_k);
+}
+
+/* Adds up this warp's units among the columns that x holds; raw[turn] holds the first of them. */
+template <int kind, int cols>
+static __device__ __forceinline__ void
+dense_walk(const struct dense_args *args, const struct ft_dense_x *x, struct dense_ahead *ahead,
+           struct ft_dense_raw<kind> raw[FLIGHT], uint32_t *turn, struct ft_dense_sums<kind, cols> *sums)
+{
+    static_assert(FLIGHT == 2, "registers take turns by name");
+    uint32_t end = (x->end + FT_DENSE_UNIT - 1) / FT_DENSE_UNIT;
+    uint32_t unit = ft_dense_first(x->begin, (threadIdx.x >> 5) % args->warps_k, args->warps_k);
+    for (; unit < end; unit += args->warps_k, *turn ^= 1) {
+        if constexpr (kind == FT_DENSE_ANY) {
+            ft_dense_multiply_any(sums->sum, &ahead->w, x, unit);
+        } else if (*turn) {
+            ft_dense_multiply<kind, cols>(sums->sum, &raw[1], x, unit);
+            dense_ask<kind>(args, ahead, &raw[1]);
+        } else {
+            ft_dense_multiply<kind, cols>(sums->sum, &raw[0], x, unit);
+            dense_ask<kind>(args, ahead, &raw[0]);
+        }
     }
 }
 
@@ -128,11 +142,10 @@ struct dense_item {
     uint64_t y, s; /* elements of args->y and args->s */
     bool inside;
 };
-template <int tiles>
 static __device__ __forceinline__ struct dense_item dense_item_of(const struct dense_args *args,
                                                                   uint32_t first, uint32_t i)
 {
-    uint32_t outputs = dense_outputs<tiles>(args), stream = i / outputs % args->streams;
+    uint32_t outputs = dense_outputs(args), stream = i / outputs % args->streams;
     struct dense_item item;
     item.o = i % outputs;
     item.row = i / outputs / args->streams;
@@ -146,13 +159,12 @@ static __device__ __forceinline__ struct dense_item dense_item_of(const struct d
 struct dense_held {
     float y, s;
 };
-template <int tiles>
 static __device__ __forceinline__ struct dense_held dense_hold(const struct dense_args *args, uint32_t tile)
 {
     struct dense_held held = {0.0f, 1.0f};
     if (args->finish != FINISH_RESIDUAL)
         return held;
-    struct dense_item item = dense_item_of<tiles>(args, tile * dense_outputs<tiles>(args), threadIdx.x);
+    struct dense_item item = dense_item_of(args, tile * dense_outputs(args), threadIdx.x);
     if (item.inside) {
         held.y = args->y[item.y];
         held.s = args->streams == 1 ? 1.0f : args->s[item.s];
@@ -160,28 +172,27 @@ static __device__ __forceinline__ struct dense_held dense_hold(const struct dens
     return held;
 }
 
-template <int tiles>
+template <int kind, int cols>
 static __device__ __forceinline__ float dense_sum(const struct dense_args *args, uint32_t segment,
                                                   uint32_t first, uint32_t o, uint32_t row, const float *put)
 {
-    uint32_t warps_k = args->warps_k;
-    float value = ft_dense_total(put, tiles, o / (8 * tiles) * warps_k, warps_k, o / 8 % tiles, o % 8, row);
+    float value = ft_dense_total<kind, cols>(put, o / FT_DENSE_TILE * args->warps_k, args->warps_k,
+                                             o % FT_DENSE_TILE, row);
     return args->bias[segment] ? value + args->bias[segment][first + o] : value;
 }
 
-template <int tiles>
+template <int kind, int cols>
 static __device__ __forceinline__ void dense_finish(const struct dense_args *args, uint32_t tile,
                                                     const float *put, struct dense_held held)
 {
-    uint32_t first_tile, segment = dense_segment(args, tile, &first_tile),
-                         outputs = dense_outputs<tiles>(args);
+    uint32_t first_tile, segment = dense_segment(args, tile, &first_tile), outputs = dense_outputs(args);
     uint32_t first = (tile - first_tile) * outputs, warps_k = args->warps_k;
     if (args->finish == FINISH_RESIDUAL) {
         for (uint32_t i = threadIdx.x; i < outputs * args->rows * args->streams; i += blockDim.x) {
-            struct dense_item item = dense_item_of<tiles>(args, first, i);
+            struct dense_item item = dense_item_of(args, first, i);
             if (!item.inside)
                 continue;
-            float value = dense_sum<tiles>(args, segment, first, item.o, item.row, put);
+            float value = dense_sum<kind, cols>(args, segment, first, item.o, item.row, put);
             if (i != threadIdx.x) {
                 held.y = args->y[item.y];
                 held.s = args->streams == 1 ? 1.0f : args->s[item.s];
@@ -195,29 +206,24 @@ static __device__ __forceinline__ void dense_finish(const struct dense_args *arg
         if (out >= args->w[segment].out)
             continue;
         if (args->finish == FINISH_SWIGLU) {
-            float gate = ft_dense_total(put, tiles, o / 8 * warps_k, warps_k, 0, o % 8, row);
-            float up = ft_dense_total(put, tiles, o / 8 * warps_k, warps_k, tiles > 1 ? 1 : 0, o % 8, row);
+            uint32_t warp = o / (FT_DENSE_TILE / 2) * warps_k, at = o % (FT_DENSE_TILE / 2);
+            float gate = ft_dense_total<kind, cols>(put, warp, warps_k, at, row);
+            float up = ft_dense_total<kind, cols>(put, warp, warps_k, at + FT_DENSE_TILE / 2, row);
             args->y[row * args->y_stride + out] = ft_silu_device(gate) * up;
             continue;
         }
         args->y[row * args->y_stride + args->out_begin[segment] + out] =
-            dense_sum<tiles>(args, segment, first, o, row, put);
+            dense_sum<kind, cols>(args, segment, first, o, row, put);
     }
 }
 
-/* Units of a warp in registers, beside the one that is multiplied. */
-template <int tiles, bool wide> static __host__ __device__ constexpr int dense_flight()
-{
-    return tiles == 1 && !wide ? FLIGHT : 1;
-}
-
-/* Shared memory: activations [x_words], sums [WARPS, tiles, 8, 16], norms [rows, heads]. */
-template <int kind, int tiles, bool wide>
+/* Shared memory: activations [x_words], sums of the warps (ft_dense_put). */
+template <int kind, int cols>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR)
     dense_kernel(const __grid_constant__ struct dense_args args)
 {
     FT_SHARED_DYNAMIC(uint4, words);
-    float *put = (float *)(words + args.x_words), *inverse = put + WARPS * tiles * FT_DENSE_PUT_COUNT;
+    float *put = (float *)(words + args.x_words);
     ft_begin_next();
     if (blockIdx.x >= args.blocks) {
         ft_wait_previous();
@@ -225,57 +231,43 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR)
                      (gridDim.x - args.blocks) * THREADS);
         return;
     }
-    uint32_t warp_k = (threadIdx.x >> 5) % args.warps_k, warps_k = args.warps_k;
-    bool whole = args.columns >= args.in; /* then activations are staged once */
-    struct ft_dense_x x = {words, args.row_words, args.rows, 0, min(args.columns, args.in)};
+    bool whole = args.columns >= args.in, staged = false; /* whole: activations are staged once */
+    struct ft_dense_x x = {
+        words, args.row_words, args.row_words / 3, args.rows, 0, min(args.columns, args.in)};
     struct ft_dense_rows_source rows = {args.x, args.x_stride, args.in, NULL};
-    struct gate_source gated = {rows, {args.gate.z, args.gate.z_stride, args.in, NULL}, &args.gate, inverse};
-    constexpr int flight = dense_flight<tiles, wide>();
-    struct ft_dense_weights<tiles> w;
-    struct ft_dense_raw<kind, tiles> raw[flight];
-    uint32_t tile = blockIdx.x, units = (args.in + FT_DENSE_UNIT - 1) / FT_DENSE_UNIT;
-    dense_aim<kind, tiles>(&args, tile, &w);
-    ft_dense_load_all<kind, tiles, flight>(raw, &w, warp_k, warps_k, units);
-    for (uint32_t i = flight; i < args.ahead; i++)
-        ft_dense_prefetch<kind, tiles>(&w, warp_k + i * warps_k);
+    struct dense_ahead ahead;
+    struct ft_dense_raw<kind> raw[FLIGHT];
+    uint32_t turn = 0;
+    dense_begin_asking<kind>(&args, &ahead, raw);
     ft_wait_previous();
     if (args.stamp && blockIdx.x == 0 && threadIdx.x == 0)
         *args.stamp = ft_global_timer();
-    if (args.gate.z)
-        gate_norms(&args.gate, args.x, args.x_stride, args.rows, inverse);
-    for (bool staged = false; tile < args.tiles;) {
-        struct ft_dense_sums<kind, tiles> sums;
-        ft_dense_clear<kind, tiles>(&sums);
-        struct dense_held held = dense_hold<tiles>(&args, tile);
+    for (uint32_t tile = blockIdx.x; tile < args.tiles; tile += args.blocks) {
+        struct ft_dense_sums<kind, cols> sums;
+        ft_dense_clear<kind, cols>(&sums);
+        struct dense_held held = dense_hold(&args, tile);
+        if (kind == FT_DENSE_ANY)
+            dense_aim<kind>(&args, tile, &ahead.w);
         for (uint32_t begin = 0; begin < args.in; begin += args.columns) {
             if (!staged || !whole) {
                 x.begin = begin;
                 x.end = min(begin + args.columns, args.in);
-                if (args.gate.z || begin > 0 || staged)
-                    __syncthreads(); /* the columns before are no longer read; the norms are there */
-                if (args.gate.z)
-                    ft_dense_stage<kind>(&x, args.in, gated);
-                else
-                    ft_dense_stage<kind>(&x, args.in, rows);
+                if (staged)
+                    __syncthreads(); /* the columns before are no longer read */
+                ft_dense_stage<kind>(&x, args.in, rows);
                 staged = true;
                 __syncthreads();
             }
-            if constexpr (flight > 1)
-                ft_dense_walk_flight<kind, tiles, wide, flight>(&sums, raw, &w, &x, warp_k, warps_k, units);
-            else
-                ft_dense_walk<kind, tiles, wide>(&sums, raw, &w, &x, warp_k, warps_k);
+            dense_walk<kind, cols>(&args, &x, &ahead, raw, &turn, &sums);
         }
-        ft_dense_put<kind, tiles, wide>(&sums, &w, put);
-        uint32_t next = tile + args.blocks;
-        if (next < args.tiles) { /* on their way while sums are stored */
-            dense_aim<kind, tiles>(&args, next, &w);
-            ft_dense_load_all<kind, tiles, flight>(raw, &w, warp_k, warps_k, units);
-        }
+        uint32_t first_tile, segment = dense_segment(&args, tile, &first_tile);
+        float factor[2] = {ft_dense_factor<kind>(&args.w[segment]),
+                           ft_dense_factor<kind>(&args.w[args.finish == FINISH_SWIGLU ? 1 : segment])};
+        ft_dense_put<kind, cols>(&sums, factor, put);
         __syncthreads();
-        dense_finish<tiles>(&args, tile, put, held);
-        if (next < args.tiles)
+        dense_finish<kind, cols>(&args, tile, put, held);
+        if (tile + args.blocks < args.tiles)
             __syncthreads(); /* before the next sums */
-        tile = next;
     }
 }
 
@@ -291,8 +283,8 @@ static uint32_t choose_warps_k(const struct ft_cuda *c, uint32_t in, uint32_t ou
     double best_score = 0;
     for (uint32_t warps_k = 1; warps_k <= WARPS; warps_k *= 2) {
         double even = (double)units / (double)(ft_div_up(units, warps_k) * warps_k);
-        double fill =
-            (double)out / (8.0 * (WARPS / warps_k)) / (BLOCKS_PER_MULTIPROCESSOR * c->multiprocessors);
+        double fill = (double)out / ((double)FT_DENSE_TILE * (WARPS / warps_k)) /
+                      (BLOCKS_PER_MULTIPROCESSOR * c->multiprocessors);
         double score = even * FT_MIN(fill, 1.0);
         if (score > best_score) {
             best_score = score;
@@ -302,86 +294,83 @@ static uint32_t choose_warps_k(const struct ft_cuda *c, uint32_t in, uint32_t ou
     return best;
 }
 
-/* Column tiles of a warp: more share the activations' reads, fewer fill the GPU. */
-static uint32_t choose_tiles(const struct ft_cuda *c, const struct dense_args *args, uint32_t out)
+/* Columns of x in shared memory at a time: all, if they fit, even if but one block fits then; else what two
+ * blocks have room for. `rest`: bytes that a block needs beside. */
+static uint32_t choose_columns(int kind, uint32_t rows, uint32_t in, uint32_t rest)
 {
-    uint32_t tiles = args->rows > 8 ? 4 : 2;
-    while (tiles > 1 &&
-           out / (8 * WARPS / args->warps_k * tiles) < BLOCKS_PER_MULTIPROCESSOR * c->multiprocessors)
-        tiles /= 2;
-    return tiles;
+    uint32_t columns = (uint32_t)ft_round_up(in, FT_DENSE_UNIT), most = ft_shared_max();
+    if (rows * ft_dense_row_words(kind, columns) * sizeof(uint4) + rest <= most)
+        return columns;
+    while (rows * ft_dense_row_words(kind, columns) * sizeof(uint4) + rest > FT_MIN(most, SHARED_MAX) &&
+           columns > FT_DENSE_UNIT)
+        columns = (uint32_t)ft_round_up(columns / 2, FT_DENSE_UNIT);
+    return columns;
 }
 
-template <int kind, int tiles, bool wide>
+template <int kind, int cols>
 static int dense_launch_as(const struct ft_cuda *c, struct dense_args *args, void *stream)
 {
-    uint32_t outputs = WARPS / args->warps_k * (args->finish == FINISH_SWIGLU ? 8 : 8 * tiles),
-             shared_max = ft_shared_max();
-    uint32_t rest = WARPS * tiles * FT_DENSE_PUT_COUNT * sizeof(float);
+    uint32_t outputs = dense_outputs(args);
+    uint32_t rest = WARPS * ft_dense_put_count(kind, cols) * (uint32_t)sizeof(float);
     args->tiles = 0;
     for (uint32_t s = 0; s < (args->finish == FINISH_SWIGLU ? 1 : args->segments); s++)
         args->tile_end[s] = args->tiles += (uint32_t)ft_div_up(args->w[s].out, outputs);
     if (args->finish == FINISH_SWIGLU)
         args->segments = 1;
-    if (args->gate.z)
-        rest += args->rows * args->gate.heads * (uint32_t)sizeof(float);
-    uint32_t room = FT_MIN(shared_max, SHARED_MAX) - rest;
-    args->columns = (uint32_t)ft_round_up(args->in, FT_DENSE_UNIT);
-    while (args->rows * ft_dense_row_words(kind, args->columns) * sizeof(uint4) > room &&
-           args->columns > FT_DENSE_UNIT)
-        args->columns = (uint32_t)ft_round_up(args->columns / 2, FT_DENSE_UNIT);
+    args->columns = choose_columns(kind, args->rows, args->in, rest);
     args->row_words = ft_dense_row_words(kind, args->columns);
     args->x_words = args->rows * args->row_words;
     uint32_t shared = args->x_words * (uint32_t)sizeof(uint4) + rest;
-    args->ahead = AHEAD;
     /* As many rounds as it takes, all of them full. */
     uint32_t residents = FT_MIN(BLOCKS_PER_MULTIPROCESSOR, SHARED_ALL / (shared + 1024));
     uint32_t rounds = (uint32_t)ft_div_up(args->tiles, FT_MAX(residents, 1u) * c->multiprocessors);
     args->blocks = (uint32_t)ft_div_up(args->tiles, rounds);
+    if (ft_can_launch_next())
+        args->ahead = PREFETCH_BYTES /
+                      (args->blocks * WARPS * FT_DENSE_TILE * FT_DENSE_UNIT / ft_dense_run<kind>() * 16);
     if (shared > 48 * 1024) {
-        int status = FT_SHARED_LIMIT((dense_kernel<kind, tiles, wide>), shared);
+        int status = FT_SHARED_LIMIT((dense_kernel<kind, cols>), shared);
         if (status)
             return status;
     }
-    return FT_LAUNCH_NEXT((dense_kernel<kind, tiles, wide>),
-                          dim3(args->blocks + (args->has_tail ? TAIL_BLOCKS : 0)), dim3(THREADS), shared,
-                          stream, *args);
+    return FT_LAUNCH_NEXT((dense_kernel<kind, cols>), dim3(args->blocks + (args->has_tail ? TAIL_BLOCKS : 0)),
+                          dim3(THREADS), shared, stream, *args);
 }
 
 template <int kind>
-static int dense_launch_kind(const struct ft_cuda *c, struct dense_args *args, uint32_t tiles, void *stream)
+static int dense_launch_kind(const struct ft_cuda *c, struct dense_args *args, void *stream)
 {
-    bool wide = args->rows > 8;
-    if (tiles == 4 && wide)
-        return dense_launch_as<kind, 4, true>(c, args, stream);
-    if (tiles == 2)
-        return wide ? dense_launch_as<kind, 2, true>(c, args, stream)
-                    : dense_launch_as<kind, 2, false>(c, args, stream);
-    return wide ? dense_launch_as<kind, 1, true>(c, args, stream)
-                : dense_launch_as<kind, 1, false>(c, args, stream);
+    switch (ft_dense_columns(args->rows)) {
+    case 1:
+        return dense_launch_as<kind, 1>(c, args, stream);
+    case 2:
+        return dense_launch_as<kind, 2>(c, args, stream);
+    case 3:
+        return dense_launch_as<kind, 3>(c, args, stream);
+    default:
+        return dense_launch_as<kind, 6>(c, args, stream);
+    }
 }
 
 /* All segments of args are read as `kind`. */
 static int dense_launch(const struct ft_cuda *c, struct dense_args *args, enum ft_dense_kind kind,
                         void *stream)
 {
-    uint32_t out = 0, tiles;
+    uint32_t out = 0;
     for (uint32_t s = 0; s < args->segments; s++)
         out += args->w[s].out;
     args->warps_k = choose_warps_k(c, args->in, out);
-    tiles = args->finish == FINISH_SWIGLU ? 2 : choose_tiles(c, args, out);
     switch (kind) {
     case FT_DENSE_BF16:
-        return dense_launch_kind<FT_DENSE_BF16>(c, args, tiles, stream);
+        return dense_launch_kind<FT_DENSE_BF16>(c, args, stream);
     case FT_DENSE_FP8:
-        return dense_launch_kind<FT_DENSE_FP8>(c, args, tiles, stream);
+        return dense_launch_kind<FT_DENSE_FP8>(c, args, stream);
     case FT_DENSE_NVFP4:
-        return dense_launch_kind<FT_DENSE_NVFP4>(c, args, tiles, stream);
+        return dense_launch_kind<FT_DENSE_NVFP4>(c, args, stream);
     case FT_DENSE_MXFP4:
-        return dense_launch_kind<FT_DENSE_MXFP4>(c, args, tiles, stream);
+        return dense_launch_kind<FT_DENSE_MXFP4>(c, args, stream);
     default:
-        return args->finish == FINISH_SWIGLU ? dense_launch_as<FT_DENSE_ANY, 2, true>(c, args, stream)
-                                             : dense_launch_as<FT_DENSE_ANY, 1, true>(c, args, stream);
+        return dense_launch_as<FT_DENSE_ANY, 1>(c, args, stream);
     }
 }
 
@@ -457,58 +446,16 @@ int ft_cuda_attention_project(const struct ft_cuda *c, uint32_t layer, void *str
                            ft_cuda_stamp_of(c, layer, FT_CUDA_STAMP_PROJECT), stream);
 }
 
-static struct dense_gate gate_of(const struct ft_cuda *c, uint32_t layer)
-{
-    const struct ft_model *m = c->model;
-    struct dense_gate gate = {};
-    if (FT_LINEAR_GATED || m->layers[layer].attention != FT_ATTENTION_LINEAR)
-        return gate;
-    gate.z = c->base + c->space.project + ft_model_conv_channels(m);
-    gate.z_stride = c->space.project_width;
-    gate.norm = c->weights->layers[layer].linear.norm;
-    gate.heads = m->value_head_count;
-    gate.dim = m->value_dim;
-    gate.eps = m->rms_eps;
-    gate.silu = m->output_gate == FT_ACTIVATION_SILU;
-    return gate;
-}
-
-/* Prefill: one row a block, to bf16 in two pieces; norms [heads] in shared memory. */
-__global__ void __launch_bounds__(THREADS)
-    gate_kernel(const __grid_constant__ struct dense_gate gate, const float *x, uint64_t x_stride,
-                uint32_t in, uint32_t columns, uint16_t *to, uint64_t *stamp)
-{
-    FT_SHARED_DYNAMIC(float, inverse);
-    uint32_t row = blockIdx.x;
-    if (stamp && row == 0 && threadIdx.x == 0)
-        *stamp = ft_global_timer();
-    gate_norms(&gate, x + row * x_stride, x_stride, 1, inverse);
-    __syncthreads();
-    struct gate_source source = {
-        {x + row * x_stride, 0, in, NULL}, {gate.z + row * gate.z_stride, 0, in, NULL}, &gate, inverse};
-    for (uint32_t column = threadIdx.x * 8; column < columns; column += blockDim.x * 8) {
-        float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        if (column < in)
-            source(0, column, v);
-        for (uint32_t i = 0; i < 8; i += 2)
-            ft_gemm_store(to, (uint64_t)row * columns + column + i, (uint64_t)gridDim.x * columns, v[i],
-                          v[i + 1]);
-    }
-}
-
 /* The result overwrites x, which the attention no longer needs, as on cores. */
 static int attention_out_many(const struct ft_cuda *c, const struct ft_matrix *w, const float *bias,
-                              const struct dense_gate *gate, uint32_t layer, void *stream)
+                              uint32_t layer, void *stream)
 {
     bool linear = c->model->layers[layer].attention == FT_ATTENTION_LINEAR;
     const float *x = c->base + c->space.attention;
     float *y = c->base + c->space.x;
     uint64_t *stamp = ft_cuda_stamp_of(c, layer, FT_CUDA_STAMP_OUT);
     struct ft_gemm_rows in = ft_gemm_activations(c, c->step.rows, w->in);
-    int status = gate->z
-                     ? FT_LAUNCH(gate_kernel, dim3(in.rows), dim3(THREADS), gate->heads * sizeof(float),
-                                 stream, *gate, x, c->space.attention_width, w->in, in.columns, in.x, stamp)
-                     : ft_gemm_convert(&in, x, c->space.attention_width, w->in, stamp, stream);
+    int status = ft_gemm_convert(&in, x, c->space.attention_width, w->in, stamp, stream);
     if (status == 0 && linear)
         status = ft_cuda_linear_tail(c, layer, stream);
     if (status == 0)
@@ -530,17 +477,15 @@ static void add_to_residual(const struct ft_cuda *c, struct dense_args *args)
 int ft_cuda_attention_out(const struct ft_cuda *c, uint32_t layer, void *stream)
 {
     const struct ft_layer_weights *w = &c->weights->layers[layer];
-    struct dense_gate gate = gate_of(c, layer);
     bool linear = c->model->layers[layer].attention == FT_ATTENTION_LINEAR;
     const struct ft_matrix *out = linear ? &w->linear.out : &w->attention.o;
     const float *bias = linear ? NULL : w->attention.o_bias;
     if (c->step.rows > FT_CUDA_DECODE_ROWS)
-        return attention_out_many(c, out, bias, &gate, layer, stream);
+        return attention_out_many(c, out, bias, layer, stream);
     struct dense_args args = dense_begin(c->base + c->space.attention, c->space.attention_width, c->step.rows,
                                          out->in, NULL, 0, ft_cuda_stamp_of(c, layer, FT_CUDA_STAMP_OUT));
     dense_add(&args, out, bias, 0);
     add_to_residual(c, &args);
-    args.gate = gate;
     args.has_tail = linear;
     if (args.has_tail)
         args.tail = ft_tail_args_of(c, layer);

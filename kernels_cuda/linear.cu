@@ -539,7 +539,7 @@ linear_args args_of(const struct ft_cuda *c, uint32_t layer)
     args.value_dim = m->value_dim;
     args.taps = m->conv_taps;
     args.channels = ft_model_conv_channels(m);
-    args.norm = FT_LINEAR_GATED ? w->norm : NULL;
+    args.norm = w->norm;
     args.eps = m->rms_eps;
     args.silu = m->output_gate == FT_ACTIVATION_SILU;
     args.stamp = ft_cuda_stamp_of(c, layer, FT_CUDA_STAMP_ATTEND);
@@ -549,7 +549,7 @@ linear_args args_of(const struct ft_cuda *c, uint32_t layer)
 int launch_gate(const struct ft_cuda *c, const linear_args &args, void *stream)
 {
     dim3 grid((args.value_heads + GATE_WARPS - 1) / GATE_WARPS, c->step.rows);
-    return args.norm ? FT_LAUNCH_NEXT(gate_rows, grid, dim3(GATE_WARPS * 32), 0, stream, args) : 0;
+    return FT_LAUNCH_NEXT(gate_rows, grid, dim3(GATE_WARPS * 32), 0, stream, args);
 }
 
 template <int QUADS> int launch(const struct ft_cuda *c, const linear_args &args, void *stream)

@@ -10,11 +10,6 @@
 #include "kernels_cuda/device.h"
 #include "kernels_cuda/kernels_cuda.h"
 
-/* 1: ft_cuda_linear_attention applies norm and gate; 0: ft_cuda_attention_out does, on the way in. */
-#ifndef FT_LINEAR_GATED
-#define FT_LINEAR_GATED 1
-#endif
-
 struct ft_tail_args {
     const float *project; /* row r at + r * stride: q|k|v before the convolution */
     uint64_t stride;

@@ -2,11 +2,10 @@
 /*
  * Norms and hyper-connection mixers. Decode rows with streams: two kernels.
  *
- *   down   block = 8 outputs of (W_down; W_inject) x one share of the columns. A share lies in one stream, so
- *          that the stream's 1 / rms can be multiplied in later: partial sums of W (x (1 + w)), and by blocks
- *          of their own the sums of squares of x
- *   up     block = 8 hidden values, one warp a stream: adds the partial sums up to t = silu(W_down u / n),
- *          then x = mean over streams of sigmoid(W_up t) u; block 0 stores t and s
+ *   down   block = 16 outputs of (W_down; W_inject) x one share of the columns. A share lies in one stream,
+ * so that the stream's 1 / rms can be multiplied in later: partial sums of W (x (1 + w)), and by blocks of
+ * their own the sums of squares of x up     block = 16 hidden values, one warp a stream: adds the partial
+ * sums up to t = silu(W_down u / n), then x = mean over streams of sigmoid(W_up t) u; block 0 stores t and s
  *
  * Partial sums lie in c->scratch: f32 [shares, rows, stride], then squares f32 [rows, shares].
  */
@@ -18,7 +17,6 @@
 #define THREADS (32u * WARPS)
 #define SHARED_MAX (96u * 1024)
 #define SHARES_MAX FT_GPU_MIX_SHARES /* of a stream */
-#define DOWN_AHEAD 2                 /* units of W_down of a warp on their way before the residual is there */
 #define UP_AHEAD 3                   /* units of W_up on their way before t is known */
 
 /* Rows of residual, and their norm. */
@@ -94,9 +92,9 @@ static __device__ __forceinline__ void down_squares(const struct down_args *args
     }
 }
 
-/* Shared memory: activations [x_words], sums [warps, 8, 16]. */
-template <int kind, bool wide>
-__global__ void __launch_bounds__(THREADS, wide ? 2 : 3)
+/* Shared memory: activations [x_words], sums of the warps (ft_dense_put). */
+template <int kind, int cols>
+__global__ void __launch_bounds__(THREADS, cols > 2 ? 2 : 3)
     down_kernel(const __grid_constant__ struct down_args args)
 {
     FT_SHARED_DYNAMIC(uint4, words);
@@ -115,17 +113,22 @@ __global__ void __launch_bounds__(THREADS, wide ? 2 : 3)
         return;
     }
     const struct ft_matrix *matrix = tile < args.tiles_down ? &args.down : &args.inject;
-    uint32_t first = (tile < args.tiles_down ? tile : tile - args.tiles_down) * 8;
-    struct ft_dense_weights<1> w;
-    struct ft_dense_raw<kind, 1> raw[DOWN_AHEAD];
-    struct ft_dense_sums<kind, 1> sums;
-    struct ft_dense_x x = {words, args.row_words, args.norm.rows, begin / FT_DENSE_UNIT * FT_DENSE_UNIT, end};
-    ft_dense_aim<kind, 1>(&w, 0, matrix, first);
-    uint32_t stop = (end + FT_DENSE_UNIT - 1) / FT_DENSE_UNIT;
-    ft_dense_load_all<kind, 1, DOWN_AHEAD>(raw, &w, ft_dense_first(x.begin, warp, warps), warps, stop);
+    uint32_t first = (tile < args.tiles_down ? tile : tile - args.tiles_down) * FT_DENSE_TILE;
+    struct ft_dense_weights w;
+    struct ft_dense_raw<kind> raw;
+    struct ft_dense_sums<kind, cols> sums;
+    struct ft_dense_x x = {
+        words, args.row_words, args.row_words / 3, args.norm.rows, begin / FT_DENSE_UNIT * FT_DENSE_UNIT,
+        end};
+    uint32_t stop = (end + FT_DENSE_UNIT - 1) / FT_DENSE_UNIT, unit = ft_dense_first(x.begin, warp, warps);
+    ft_dense_aim<kind>(&w, matrix, first);
+    if (unit < stop)
+        ft_dense_load<kind>(&raw, &w, unit);
+    for (uint32_t i = unit + warps; i < stop; i += warps)
+        ft_dense_prefetch<kind>(&w, i);
     for (uint32_t c = begin + threadIdx.x * 32; c < end; c += blockDim.x * 32)
         ft_prefetch_l2(args.norm.weight + c);
-    ft_dense_clear<kind, 1>(&sums);
+    ft_dense_clear<kind, cols>(&sums);
     struct share_source source = {&args.norm, begin, end};
     ft_wait_previous();
     for (bool again = false; x.begin < end; x.begin = x.end, again = true) {
@@ -134,16 +137,25 @@ __global__ void __launch_bounds__(THREADS, wide ? 2 : 3)
             __syncthreads();
         ft_dense_stage<kind>(&x, in, source);
         __syncthreads();
-        ft_dense_walk_flight<kind, 1, wide, DOWN_AHEAD>(&sums, raw, &w, &x, warp, warps, stop);
+        for (; unit < (x.end + FT_DENSE_UNIT - 1) / FT_DENSE_UNIT; unit += warps) {
+            if constexpr (kind == FT_DENSE_ANY)
+                ft_dense_multiply_any(sums.sum, &w, &x, unit);
+            else
+                ft_dense_multiply<kind, cols>(sums.sum, &raw, &x, unit);
+            if (unit + warps < stop)
+                ft_dense_load<kind>(&raw, &w, unit + warps);
+        }
     }
-    ft_dense_put<kind, 1, wide>(&sums, &w, put);
+    const float factor[2] = {ft_dense_factor<kind>(matrix), ft_dense_factor<kind>(matrix)};
+    ft_dense_put<kind, cols>(&sums, factor, put);
     __syncthreads();
     uint32_t place = tile < args.tiles_down ? first : args.down.out + first;
-    for (uint32_t i = threadIdx.x; i < 8 * args.norm.rows; i += blockDim.x)
-        if (first + i % 8 < matrix->out)
-            args.shares
-                .sums[((uint64_t)share * args.norm.rows + i / 8) * args.shares.stride + place + i % 8] =
-                ft_dense_total(put, 1, 0, warps, 0, i % 8, i / 8);
+    for (uint32_t i = threadIdx.x; i < FT_DENSE_TILE * args.norm.rows; i += blockDim.x) {
+        uint32_t o = i % FT_DENSE_TILE, row = i / FT_DENSE_TILE;
+        if (first + o < matrix->out)
+            args.shares.sums[((uint64_t)share * args.norm.rows + row) * args.shares.stride + place + o] =
+                ft_dense_total<kind, cols>(put, 0, warps, o, row);
+    }
 }
 
 struct up_args {
@@ -210,67 +222,72 @@ static __device__ __forceinline__ void up_stage(const struct up_args *args, uint
                 args->mixed[row * args->width + k + e] = is_t ? t[e] : 2.0f * ft_sigmoid_device(sum[e]);
         }
         if (k < columns)
-            ft_dense_store_half<kind>(words + row * args->row_words, k / 8, k / 4 % 2, t);
+            ft_dense_store_half<kind>(words + row * args->row_words, args->row_words / 3, k / 8, k / 4 % 2,
+                                      t);
     }
 }
 
-/* Shared memory: t as pieces [x_words], sums [streams, 8, 16], u [rows, streams, 8]. blockDim = 32 streams.
- */
-template <int kind, bool wide>
+/* Shared memory: t as pieces [x_words], sums of the warps (ft_dense_put), u [rows, streams, 16]. blockDim =
+ * 32 streams. */
+template <int kind, int cols>
 __global__ void __launch_bounds__(32 * FT_HC_MAX) up_kernel(const __grid_constant__ struct up_args args)
 {
     FT_SHARED_DYNAMIC(uint4, words);
     ft_begin_next();
     uint32_t rows = args.norm.rows, streams = args.norm.streams, hidden = args.norm.hidden;
-    float *put = (float *)(words + args.x_words), *u = put + streams * FT_DENSE_PUT_COUNT;
-    uint32_t stream = threadIdx.x >> 5, h0 = blockIdx.x * 8;
-    struct ft_dense_weights<1> w;
-    struct ft_dense_raw<kind, 1> raw[UP_AHEAD];
-    struct ft_dense_sums<kind, 1> sums;
-    ft_dense_aim<kind, 1>(&w, 0, &args.up, stream * hidden + h0);
+    float *put = (float *)(words + args.x_words), *u = put + streams * ft_dense_put_count(kind, cols);
+    uint32_t stream = threadIdx.x >> 5, h0 = blockIdx.x * FT_DENSE_TILE;
+    uint32_t units = (args.lowrank + FT_DENSE_UNIT - 1) / FT_DENSE_UNIT;
+    struct ft_dense_weights w;
+    struct ft_dense_raw<kind> raw[UP_AHEAD];
+    struct ft_dense_sums<kind, cols> sums;
+    /* Outputs of the stream behind h0 + 15 are read as they lie, those behind the matrix as its last. */
+    ft_dense_aim<kind>(&w, &args.up, stream * hidden + h0);
 #pragma unroll
     for (int i = 0; i < UP_AHEAD; i++)
-        ft_dense_load<kind, 1>(&raw[i], &w, (uint32_t)i);
-    ft_dense_clear<kind, 1>(&sums);
+        ft_dense_load<kind>(&raw[i], &w, (uint32_t)i);
+    ft_dense_clear<kind, cols>(&sums);
     if (threadIdx.x < streams)
         ft_prefetch_l2(args.norm.weight + threadIdx.x * hidden + h0);
     ft_wait_previous();
-    for (uint32_t i = blockDim.x - 1 - threadIdx.x; i < rows * streams * 8; i += blockDim.x) {
-        uint32_t row = i / 8 / streams, n = i / 8 % streams, at = n * hidden + h0 + i % 8;
+    for (uint32_t i = blockDim.x - 1 - threadIdx.x; i < rows * streams * FT_DENSE_TILE; i += blockDim.x) {
+        uint32_t h = h0 + i % FT_DENSE_TILE, n = i / FT_DENSE_TILE % streams,
+                 row = i / FT_DENSE_TILE / streams;
         u[i] = 0.0f;
-        if (h0 + i % 8 < hidden)
-            u[i] = mix_row(&args.norm, row)[at] * (args.norm.one + args.norm.weight[at]) *
-                   up_inverse(&args, row, n);
+        if (h < hidden)
+            u[i] = mix_row(&args.norm, row)[n * hidden + h] *
+                   (args.norm.one + args.norm.weight[n * hidden + h]) * up_inverse(&args, row, n);
     }
-    struct ft_dense_x x = {words, args.row_words, rows, 0, args.lowrank};
-    up_stage<kind>(&args, words, (args.lowrank + FT_DENSE_UNIT - 1) / FT_DENSE_UNIT * FT_DENSE_UNIT);
+    struct ft_dense_x x = {words, args.row_words, args.row_words / 3, rows, 0, args.lowrank};
+    up_stage<kind>(&args, words, units * FT_DENSE_UNIT);
     __syncthreads();
-    uint32_t units = (args.lowrank + FT_DENSE_UNIT - 1) / FT_DENSE_UNIT;
     if constexpr (kind == FT_DENSE_ANY) {
-        ft_dense_walk<kind, 1, wide>(&sums, &raw[0], &w, &x, 0, 1);
+        for (uint32_t unit = 0; unit < units; unit++)
+            ft_dense_multiply_any(sums.sum, &w, &x, unit);
     } else {
 #pragma unroll
         for (int i = 0; i < UP_AHEAD; i++)
             if ((uint32_t)i < units)
-                ft_dense_multiply<kind, 1, wide>(sums.sum, &raw[i], &x, (uint32_t)i);
+                ft_dense_multiply<kind, cols>(sums.sum, &raw[i], &x, (uint32_t)i);
         for (uint32_t unit = UP_AHEAD; unit < units; unit++) {
-            ft_dense_load<kind, 1>(&raw[0], &w, unit);
-            ft_dense_multiply<kind, 1, wide>(sums.sum, &raw[0], &x, unit);
+            ft_dense_load<kind>(&raw[0], &w, unit);
+            ft_dense_multiply<kind, cols>(sums.sum, &raw[0], &x, unit);
         }
     }
-    ft_dense_put<kind, 1, wide>(&sums, &w, put);
+    const float factor[2] = {ft_dense_factor<kind>(&args.up), ft_dense_factor<kind>(&args.up)};
+    ft_dense_put<kind, cols>(&sums, factor, put);
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < 8 * rows; i += blockDim.x) {
-        uint32_t h = i % 8, row = i / 8;
+    for (uint32_t i = threadIdx.x; i < FT_DENSE_TILE * rows; i += blockDim.x) {
+        uint32_t o = i % FT_DENSE_TILE, row = i / FT_DENSE_TILE;
         float sum = 0;
         for (uint32_t n = 0; n < streams; n++) {
-            float value = u[(row * streams + n) * 8 + h];
-            sum += ft_sigmoid_device(ft_dense_total(put, 1, n, 1, 0, h, row)) * value;
-            if (h0 + h < hidden)
-                args.norm.normed[((uint64_t)row * streams + n) * hidden + h0 + h] = value;
+            float value = u[(row * streams + n) * FT_DENSE_TILE + o];
+            sum += ft_sigmoid_device(ft_dense_total<kind, cols>(put, n, 1, o, row)) * value;
+            if (h0 + o < hidden)
+                args.norm.normed[((uint64_t)row * streams + n) * hidden + h0 + o] = value;
         }
-        if (h0 + h < hidden)
-            args.x[(uint64_t)row * hidden + h0 + h] = sum / (float)streams;
+        if (h0 + o < hidden)
+            args.x[(uint64_t)row * hidden + h0 + o] = sum / (float)streams;
     }
 }
 
@@ -369,13 +386,13 @@ static struct mix_shares shares_of(const struct ft_cuda *c, uint32_t tiles, uint
     return shares;
 }
 
-template <int kind, bool wide> static int mix_down_as(struct down_args *down, void *stream)
+template <int kind, int cols> static int mix_down_as(struct down_args *down, void *stream)
 {
     uint32_t rows = down->norm.rows, room = FT_MIN(ft_shared_max(), SHARED_MAX);
     /* A share may begin and end within a unit. Warps: as few as have no more units each. */
     uint32_t units = down->shares.part / FT_DENSE_UNIT + (down->norm.hidden % FT_DENSE_UNIT ? 1 : 0);
     uint32_t warps = (uint32_t)ft_div_up(units, ft_div_up(units, WARPS));
-    uint32_t rest = warps * FT_DENSE_PUT_COUNT * (uint32_t)sizeof(float);
+    uint32_t rest = warps * ft_dense_put_count(kind, cols) * (uint32_t)sizeof(float);
     down->columns = units * FT_DENSE_UNIT;
     while (rows * ft_dense_row_words(kind, down->columns) * sizeof(uint4) + rest > room &&
            down->columns > FT_DENSE_UNIT)
@@ -383,46 +400,56 @@ template <int kind, bool wide> static int mix_down_as(struct down_args *down, vo
     down->row_words = ft_dense_row_words(kind, down->columns);
     down->x_words = rows * down->row_words;
     uint32_t shared = down->x_words * (uint32_t)sizeof(uint4) + rest;
-    int status = shared > 48 * 1024 ? FT_SHARED_LIMIT((down_kernel<kind, wide>), shared) : 0;
+    int status = shared > 48 * 1024 ? FT_SHARED_LIMIT((down_kernel<kind, cols>), shared) : 0;
     if (status)
         return status;
-    return FT_LAUNCH_NEXT((down_kernel<kind, wide>), dim3(down->tiles + 1, down->shares.count),
+    return FT_LAUNCH_NEXT((down_kernel<kind, cols>), dim3(down->tiles + 1, down->shares.count),
                           dim3(32 * warps), shared, stream, *down);
 }
 
-template <int kind, bool wide> static int mix_up_as(struct up_args *up, void *stream)
+template <int kind, int cols> static int mix_up_as(struct up_args *up, void *stream)
 {
     uint32_t rows = up->norm.rows, streams = up->norm.streams;
     up->row_words = ft_dense_row_words(kind, (uint32_t)ft_round_up(up->lowrank, FT_DENSE_UNIT));
     up->x_words = rows * up->row_words;
-    uint32_t floats = streams * FT_DENSE_PUT_COUNT + rows * streams * 8;
+    uint32_t floats = streams * (ft_dense_put_count(kind, cols) + rows * FT_DENSE_TILE);
     uint32_t shared = up->x_words * (uint32_t)sizeof(uint4) + floats * (uint32_t)sizeof(float);
-    int status = shared > 48 * 1024 ? FT_SHARED_LIMIT((up_kernel<kind, wide>), shared) : 0;
+    int status = shared > 48 * 1024 ? FT_SHARED_LIMIT((up_kernel<kind, cols>), shared) : 0;
     if (status)
         return status;
-    return FT_LAUNCH_NEXT((up_kernel<kind, wide>), dim3((up->norm.hidden + 7) / 8), dim3(32 * streams),
-                          shared, stream, *up);
+    return FT_LAUNCH_NEXT((up_kernel<kind, cols>), dim3((uint32_t)ft_div_up(up->norm.hidden, FT_DENSE_TILE)),
+                          dim3(32 * streams), shared, stream, *up);
+}
+
+template <int cols>
+static int mix_few_as(bool any_down, bool any_up, struct down_args *down, struct up_args *up, void *stream)
+{
+    int status = any_down ? mix_down_as<FT_DENSE_ANY, 1>(down, stream)
+                          : mix_down_as<FT_DENSE_BF16, cols>(down, stream);
+    if (status)
+        return status;
+    return any_up ? mix_up_as<FT_DENSE_ANY, 1>(up, stream) : mix_up_as<FT_DENSE_BF16, cols>(up, stream);
 }
 
 /* The formats that mixers come in have kernels of their own; others are read element by element. */
 static int mix_few(const struct ft_cuda *c, struct down_args *down, struct up_args *up, void *stream)
 {
-    bool wide = up->norm.rows > 8,
-         alike = down->inject.out == 0 || ft_dense_kind_of(&down->inject) == FT_DENSE_BF16;
-    int status;
-    down->tiles_down = (down->down.out + 7) / 8;
-    down->tiles = down->tiles_down + (down->inject.out + 7) / 8;
+    bool alike = down->inject.out == 0 || ft_dense_kind_of(&down->inject) == FT_DENSE_BF16;
+    bool any_down = ft_dense_kind_of(&down->down) != FT_DENSE_BF16 || !alike;
+    bool any_up = ft_dense_kind_of(&up->up) != FT_DENSE_BF16;
+    down->tiles_down = (uint32_t)ft_div_up(down->down.out, FT_DENSE_TILE);
+    down->tiles = down->tiles_down + (uint32_t)ft_div_up(down->inject.out, FT_DENSE_TILE);
     down->shares = up->shares = shares_of(c, down->tiles, up->norm.rows);
-    if (ft_dense_kind_of(&down->down) != FT_DENSE_BF16 || !alike)
-        status = mix_down_as<FT_DENSE_ANY, true>(down, stream);
-    else
-        status = wide ? mix_down_as<FT_DENSE_BF16, true>(down, stream)
-                      : mix_down_as<FT_DENSE_BF16, false>(down, stream);
-    if (status)
-        return status;
-    if (ft_dense_kind_of(&up->up) != FT_DENSE_BF16)
-        return mix_up_as<FT_DENSE_ANY, true>(up, stream);
-    return wide ? mix_up_as<FT_DENSE_BF16, true>(up, stream) : mix_up_as<FT_DENSE_BF16, false>(up, stream);
+    switch (ft_dense_columns(up->norm.rows)) {
+    case 1:
+        return mix_few_as<1>(any_down, any_up, down, up, stream);
+    case 2:
+        return mix_few_as<2>(any_down, any_up, down, up, stream);
+    case 3:
+        return mix_few_as<3>(any_down, any_up, down, up, stream);
+    default:
+        return mix_few_as<6>(any_down, any_up, down, up, stream);
+    }
 }
 
 static int mix_many(const struct ft_cuda *c, const struct down_args *down, const struct up_args *up,

@@ -353,7 +353,7 @@ static std::vector<double> outputs(const world &w)
                 const float *z = project + channels + (size_t)head * dv;
                 for (uint32_t j = 0; j < dv; j++)
                     square += o[j] * o[j];
-                for (uint32_t j = 0; FT_LINEAR_GATED && j < dv; j++)
+                for (uint32_t j = 0; j < dv; j++)
                     o[j] *= 1 / std::sqrt(square / dv + m.rms_eps) * w.layer.linear.norm[j] * sigmoid(z[j]) *
                             (m.output_gate == FT_ACTIVATION_SILU ? z[j] : 1);
             }

@@ -385,28 +385,9 @@ static void twin_out_sparse(rig *r)
 {
     twin_dense_run(&r->twin, FT_OP_ATTN_OUT, FT_PHASE_ATTENTION, 1, r->model.hidden);
 }
-// On cores the delta rule applies norm and gate: here too where it does so on the GPU.
 static void twin_out_linear(rig *r)
 {
-    const ft_model &m = r->model;
-    const ft_workspace &space = r->twin.space;
-    for (uint32_t row = 0; !FT_LINEAR_GATED && row < r->twin.rows; row++)
-        for (uint32_t head = 0; head < m.value_head_count; head++) {
-            float *o =
-                r->twin.buffer + space.attention + (uint64_t)row * space.attention_width + head * m.value_dim;
-            const float *z = r->twin.buffer + space.project + (uint64_t)row * space.project_width +
-                             ft_model_conv_channels(&m) + head * m.value_dim;
-            double squares = 0;
-            for (uint32_t i = 0; i < m.value_dim; i++)
-                squares += (double)o[i] * o[i];
-            double scale = 1 / sqrt(squares / m.value_dim + m.rms_eps);
-            for (uint32_t i = 0; i < m.value_dim; i++) {
-                double gate =
-                    1 / (1 + exp(-(double)z[i])) * (m.output_gate == FT_ACTIVATION_SILU ? (double)z[i] : 1.0);
-                o[i] = (float)(o[i] * scale * r->host.layers[0].linear.norm[i] * gate);
-            }
-        }
-    twin_dense_run(&r->twin, FT_OP_ATTN_OUT, FT_PHASE_ATTENTION, 0, m.hidden);
+    twin_dense_run(&r->twin, FT_OP_ATTN_OUT, FT_PHASE_ATTENTION, 0, r->model.hidden);
 }
 static void twin_dense_mlp(rig *r)
 {

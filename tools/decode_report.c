@@ -137,7 +137,8 @@ static double prefill_link_s(const struct ft_decode_report *report, const struct
     return link > 0 ? missing / link * (double)row->prefill_steps : 0;
 }
 
-static void print_row(const struct ft_decode_report *report, const struct ft_decode_row *row, FILE *out)
+void ft_decode_report_print_row(const struct ft_decode_report *report, const struct ft_decode_row *row,
+                                FILE *out)
 {
     const struct ft_session_stats *s = &row->stats;
     double steps = row->steps;
@@ -181,7 +182,7 @@ static void print_row(const struct ft_decode_report *report, const struct ft_dec
     }
 }
 
-void ft_decode_report_print(const struct ft_decode_report *r, FILE *out)
+void ft_decode_report_print_head(const struct ft_decode_report *r, FILE *out)
 {
     char size[32];
     const struct ft_ceilings *c = &r->ceilings;
@@ -199,8 +200,6 @@ void ft_decode_report_print(const struct ft_decode_report *r, FILE *out)
             c->cpu_read_bytes_per_s / 1e9, c->cpu_read_threads, c->device_read_bytes_per_s / 1e9,
             c->link_bytes_per_s / 1e9, c->link_linear_bytes_per_s / 1e9, c->cpu_expert_bytes_per_s / 1e9,
             c->both_cpu_bytes_per_s / 1e9, c->both_link_bytes_per_s / 1e9);
-    for (uint32_t i = 0; i < r->row_count; i++)
-        print_row(r, &r->rows[i], out);
 }
 
 /* ---- JSON ---- */

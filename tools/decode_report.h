@@ -50,7 +50,10 @@ void ft_decode_stats_subtract(struct ft_session_stats *b, const struct ft_sessio
  */
 void ft_decode_row_experts(const struct ft_decode_row *row, uint64_t *active, uint64_t *misses);
 
-void ft_decode_report_print(const struct ft_decode_report *report, FILE *out);
+/* As text: what all rows share, and a row. The head wants everything but `rows`. */
+void ft_decode_report_print_head(const struct ft_decode_report *report, FILE *out);
+void ft_decode_report_print_row(const struct ft_decode_report *report, const struct ft_decode_row *row,
+                                FILE *out);
 void ft_decode_report_write_json(const struct ft_decode_report *report, FILE *out);
 
 #endif

@@ -16,6 +16,7 @@
 #include "tools/decode_report.h"
 #include "tools/ft_bench.h"
 #include "tools/interrupt.h"
+#include "tools/machine_probe.h"
 #include "tools/open.h"
 #include "tools/routing_file.h"
 #include "tools/shapes.h"
@@ -102,6 +103,7 @@ struct bench {
     struct ft_model model;
     struct ft_weight_sizes sizes;
     struct ft_machine machine; /* before the weights took memory; then with what was measured */
+    enum ft_device device;     /* of --compare, when none is asked for */
     struct ft_topology topology;
     bool has_topology;
     struct ft_gpu_mover *gpu; /* NULL without a GPU; keeps the banks pinned from session to session */
@@ -148,8 +150,8 @@ static void make_open_options(const struct bench *bench, enum ft_strategy strate
     open->strategy = strategy;
     open->device = o->device;
     open->device_given = o->device_given;
-    if (o->compare && !o->device_given) { /* the rows differ in the strategy alone */
-        open->device = bench->machine.device == FT_DEVICE_CUDA ? FT_DEVICE_CUDA : FT_DEVICE_HOST;
+    if (o->compare && !o->device_given) {
+        open->device = bench->device;
         open->device_given = true;
     }
     open->plan.workers = o->workers;
@@ -562,6 +564,15 @@ static int prepare(struct bench *bench, struct ft_error *err)
     return status;
 }
 
+/* As soon as it is known: a strategy that fails later takes nothing with it. */
+static void print_row(const struct ft_decode_report *r, uint32_t row)
+{
+    if (row == 0)
+        ft_decode_report_print_head(r, stdout);
+    ft_decode_report_print_row(r, &r->rows[row], stdout);
+    fflush(stdout);
+}
+
 static int run(struct bench *bench, struct ft_error *err)
 {
     const struct options *o = bench->options;
@@ -577,14 +588,22 @@ static int run(struct bench *bench, struct ft_error *err)
     if (!bench->step_s || !bench->events || !r->rows)
         return ft_error_set(err, FT_MEMORY, "no memory for the results of %u steps", o->steps);
     int status = prepare(bench, err);
+    if (status == FT_OK && o->compare && !o->device_given) { /* the rows differ in the strategy alone */
+        struct ft_error none;
+        bool found = ft_machine_probe_gpu(&bench->machine, 0, &none) == FT_OK;
+        bench->device = found ? FT_DEVICE_CUDA : FT_DEVICE_HOST;
+    }
     if (status == FT_OK)
         status = check_plans(bench, strategies, count, &workers, &device, err);
     if (status == FT_OK)
         status = make_weights(bench, err);
     if (status == FT_OK)
         status = measure_ceilings(bench, workers, device, err);
-    for (; status == FT_OK && r->row_count < count; r->row_count += status == FT_OK)
+    for (; status == FT_OK && r->row_count < count; r->row_count += status == FT_OK) {
         status = run_row(bench, strategies[r->row_count], &r->rows[r->row_count], err);
+        if (status == FT_OK && !o->json)
+            print_row(r, r->row_count);
+    }
     return status;
 }
 
@@ -641,8 +660,8 @@ int ft_command_bench_decode(int argc, char **argv)
     bench->options = &options;
     ft_decode_report_init(&bench->report, argc, argv);
     int status = run(bench, &err);
-    if (status == FT_OK)
-        (options.json ? ft_decode_report_write_json : ft_decode_report_print)(&bench->report, stdout);
+    if (status == FT_OK && options.json)
+        ft_decode_report_write_json(&bench->report, stdout);
     fini(bench);
     return status == FT_OK ? ft_command_finish(FT_EXIT_OK) : ft_command_fail(&err);
 }

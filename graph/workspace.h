@@ -70,7 +70,7 @@ void ft_workspace_init_host(struct ft_workspace *workspace, const struct ft_mode
  * of units of 64 columns: no format of kernels_cuda/expert_stage.cuh needs more. */
 static inline uint64_t ft_workspace_staged_words(uint64_t in)
 {
-    return ft_round_up(in, FT_GPU_UNIT) / 2 * 3 + ft_div_up(in, 32) + 48;
+    return ft_round_up(in, FT_GPU_UNIT) / 2 * 3 + ft_div_up(in, 16) + 48;
 }
 
 /* Partial sums of the mixers and, of prefill steps: a slice of weights, the widest f32 rows, the widest

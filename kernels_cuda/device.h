@@ -119,11 +119,6 @@ static __device__ __forceinline__ uint64_t ft_global_timer(void)
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
     return ns;
 }
-/* Keeps the load behind `value`, and waits for it here. */
-static __device__ __forceinline__ void ft_use(uint32_t value)
-{
-    asm volatile("" ::"r"(value));
-}
 /* Copies 16 bytes from global to shared memory (both 16-byte aligned) behind the thread's back. sm_75 copies at once. */
 static __device__ __forceinline__ void ft_copy_async16(void *shared, const void *global)
 {

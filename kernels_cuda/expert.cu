@@ -75,18 +75,37 @@ static __device__ __forceinline__ void finish_up(const struct ft_expert_args *a,
     }
 }
 
-/* single: a step of one row, so that a group is one pair (a.one_row). */
+/* Whether the kernel for a single row takes multiply_short. */
+template <int kind> static __host__ __device__ __forceinline__ constexpr bool up_is_short()
+{
+    return kind == FT_EXPERT_NVFP4 || kind == FT_EXPERT_MXFP4;
+}
+static __host__ __device__ __forceinline__ uint32_t up_share(uint32_t units)
+{
+    return (units + UP_PARTS - 1) / UP_PARTS;
+}
+
+/* A warp's share of a staged row to shared memory, 16 bytes at a time. All loads are under way at return. */
+static __device__ __forceinline__ void copy_share(uint32_t *to, const uint32_t *from, uint32_t words)
+{
+    for (uint32_t i = (threadIdx.x & 31) * 4; i < words; i += 32 * 4)
+        ft_copy_async16(to + i, from + i);
+    ft_copy_async_commit();
+}
+
+/* single: a step of one row, so that a group is one pair (a.one_row); its pieces go through shared memory, a
+ * share per warp. Several rows are read where route put them. */
 template <int kind, int tiles, bool single>
 static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS(tiles))
     up_kernel(const __grid_constant__ struct ft_expert_args a, uint32_t rows_at_once)
 {
+    FT_SHARED_DYNAMIC(uint32_t, pieces); /* single: [warp][share] units */
     FT_SHARED(float, put, UP_TILES *UP_PARTS *TILE * 8 * tiles);
-    constexpr uint32_t run = ft_expert_run<kind>();
+    constexpr uint32_t run = ft_expert_run<kind>(), unit_words = ft_stage_unit_words<kind>();
     uint32_t begin, end, warp = threadIdx.x >> 5, unit0 = blockIdx.x * UP_UNITS;
-    uint32_t words = ft_stage_words(a.layout.hidden, run), units = ft_stage_units(a.layout.hidden, run);
-    uint32_t share = (units + UP_PARTS - 1) / UP_PARTS, unit_begin = min(warp % UP_PARTS * share, units);
+    uint32_t words = ft_stage_words<kind>(a.layout.hidden), units = ft_stage_units(a.layout.hidden, run);
+    uint32_t share = up_share(units), unit_begin = min(warp % UP_PARTS * share, units);
     uint32_t unit_end = min(unit_begin + share, units);
-    constexpr uint32_t unit_words = run / 8 * 48;
     const char *blob;
     ft_wait_previous();
     ft_begin_next();
@@ -106,18 +125,22 @@ static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS(tiles))
         struct tile_rows at = w;
         ask<kind, UP_FLIGHT>(raw, &at);
         struct tile_columns<tiles> b;
-        auto staged = [&](uint32_t r) {
-            return a.staged + (uint64_t)(single ? 0 : __ldcg(a.list.pair_row + first + r)) * words;
-        };
-        aim_columns<kind, tiles>(&b, a.layout.hidden, rows, unit_begin, staged);
-        uint32_t touched = 0; /* brings the pieces near while the weights are on their way */
-        for (uint32_t r = 0; r < rows; r++)
-            for (uint32_t i = unit_begin * unit_words + (threadIdx.x & 31) * 32; i < unit_end * unit_words;
-                 i += 32 * 32)
-                touched += staged(r)[i];
-        ft_use(touched);
         float sum[tiles][4] = {};
-        multiply<kind, tiles, UP_FLIGHT>(sum, raw, &at, unit_end - unit_begin, &b);
+        if constexpr (single) {
+            uint32_t *mine = pieces + warp * share * unit_words;
+            copy_share(mine, a.staged + unit_begin * unit_words, (unit_end - unit_begin) * unit_words);
+            aim_columns<kind, tiles>(&b, 1, 0, [&](uint32_t) { return mine; });
+            ft_copy_async_wait<0>();
+            __syncwarp();
+        } else {
+            aim_columns<kind, tiles>(&b, rows, unit_begin, [&](uint32_t r) {
+                return a.staged + (uint64_t)__ldcg(a.list.pair_row + first + r) * words;
+            });
+        }
+        if constexpr (single && up_is_short<kind>())
+            multiply_short<kind, tiles, UP_FLIGHT>(sum, raw, &at, unit_end - unit_begin, &b);
+        else
+            multiply<kind, tiles, UP_FLIGHT>(sum, raw, &at, unit_end - unit_begin, &b);
         if (first != begin)
             __syncthreads(); /* the pass before has read its sums */
         put_sums<tiles>(put + warp * (TILE * 8 * tiles), sum);
@@ -200,7 +223,7 @@ static __global__ void __launch_bounds__(DOWN_THREADS, DOWN_BLOCKS)
     }
     struct ft_expert_raw raw[DOWN_FLIGHT][2];
     struct tile_rows w;
-    uint32_t units = ft_stage_units(a.layout.width, run), words = ft_stage_words(a.layout.width, run);
+    uint32_t units = ft_stage_units(a.layout.width, run), words = ft_stage_words<kind>(a.layout.width);
     uint32_t lane = threadIdx.x & 31;
     uint32_t row0 = (block % blocks_per_group * DOWN_WARPS + warp) * TILE;
     struct ft_expert_matrix m = ft_expert_matrix_of<kind>(&a.layout, blob, 2);
@@ -220,7 +243,7 @@ static __global__ void __launch_bounds__(DOWN_THREADS, DOWN_BLOCKS)
                                a.layout.width);
         __syncthreads();
         struct tile_columns<tiles> b;
-        aim_columns<kind, tiles>(&b, a.layout.width, rows, 0, [&](uint32_t r) { return pieces + r * words; });
+        aim_columns<kind, tiles>(&b, rows, 0, [&](uint32_t r) { return pieces + r * words; });
         float sum[tiles][4] = {};
         multiply<kind, tiles, DOWN_FLIGHT>(sum, raw, &at, units, &b);
         float *mine = put + warp * (TILE * 8 * tiles);
@@ -302,26 +325,26 @@ static uint32_t div_up(uint32_t a, uint32_t b)
     return (a + b - 1) / b;
 }
 
-/* Rows of h staged at once in shared memory: as many as fit. 0: not even one. */
-static uint32_t rows_that_fit(uint32_t in, uint32_t run, uint32_t rows_bound)
+/* Rows of h staged at once in shared memory: as many as fit, `words` each. 0: not even one. */
+static uint32_t rows_that_fit(uint32_t words, uint32_t rows_bound)
 {
-    uint32_t bytes = 4 * ft_stage_words(in, run),
-             rows = FT_MIN(FT_MIN(rows_bound, ROWS_AT_ONCE), SHARED_PREFERRED / bytes);
+    uint32_t bytes = 4 * words, rows = FT_MIN(FT_MIN(rows_bound, ROWS_AT_ONCE), SHARED_PREFERRED / bytes);
     return rows ? rows : bytes <= SHARED_MAX ? 1 : 0;
 }
 
 template <int kind, int tiles, bool single>
-static int launch_up(const struct ft_expert_args *a, uint32_t groups, uint32_t rows, void *stream)
+static int launch_up(const struct ft_expert_args *a, uint32_t groups, uint32_t rows, uint32_t shared,
+                     void *stream)
 {
     return FT_LAUNCH_NEXT((up_kernel<kind, tiles, single>), dim3(div_up(a->layout.width, UP_UNITS), groups),
-                          dim3(UP_THREADS), 0, stream, *a, rows);
+                          dim3(UP_THREADS), shared, stream, *a, rows);
 }
 
 template <int kind, int tiles, bool single>
 static int launch_down(const struct ft_expert_args *a, const struct shared_args *s, uint32_t groups,
                        uint32_t rows, void *stream)
 {
-    uint32_t shared = rows * 4 * ft_stage_words(a->layout.width, ft_expert_run<kind>());
+    uint32_t shared = rows * 4 * ft_stage_words<kind>(a->layout.width);
     uint32_t per_group = div_up(a->layout.hidden, TILE * DOWN_WARPS);
     int error = 0;
     if (shared > SHARED_PREFERRED)
@@ -329,20 +352,6 @@ static int launch_down(const struct ft_expert_args *a, const struct shared_args 
     return error ? error
                  : FT_LAUNCH_NEXT((down_kernel<kind, tiles, single>), dim3(s->blocks + per_group * groups),
                                   dim3(DOWN_THREADS), shared, stream, *a, *s, per_group, rows);
-}
-
-template <int kind>
-static int launch_kind(const struct ft_expert_args *a, const struct shared_args *s, uint32_t groups,
-                       uint32_t up_rows, uint32_t down_rows, void *stream)
-{
-    int error = a->one_row     ? launch_up<kind, 1, true>(a, groups, up_rows, stream)
-                : up_rows <= 2 ? launch_up<kind, 1, false>(a, groups, up_rows, stream)
-                               : launch_up<kind, 2, false>(a, groups, up_rows, stream);
-    if (error)
-        return error;
-    return a->one_row       ? launch_down<kind, 1, true>(a, s, groups, down_rows, stream)
-           : down_rows <= 2 ? launch_down<kind, 1, false>(a, s, groups, down_rows, stream)
-                            : launch_down<kind, 2, false>(a, s, groups, down_rows, stream);
 }
 
 static int launch_slow(const struct ft_expert_args *a, const struct shared_args *s, uint32_t groups,
@@ -356,24 +365,40 @@ static int launch_slow(const struct ft_expert_args *a, const struct shared_args 
                                   0, stream, *a, *s, per_group);
 }
 
+template <int kind>
+static int launch_kind(const struct ft_expert_args *a, const struct shared_args *s, uint32_t groups,
+                       uint32_t rows_bound, void *stream)
+{
+    uint32_t share = up_share(ft_stage_units(a->layout.hidden, ft_expert_run<kind>()));
+    uint32_t shared = UP_PARTS * share * ft_stage_unit_words<kind>() * 4;
+    uint32_t up_rows = FT_MIN(rows_bound, ROWS_AT_ONCE);
+    uint32_t down_rows = rows_that_fit(ft_stage_words<kind>(a->layout.width), rows_bound);
+    if (!down_rows)
+        return launch_slow(a, s, groups, stream);
+    bool single =
+        a->one_row && shared <= SHARED_PREFERRED && (!up_is_short<kind>() || share <= UP_FLIGHT + 1);
+    int error = single         ? launch_up<kind, 1, true>(a, groups, up_rows, shared, stream)
+                : up_rows <= 2 ? launch_up<kind, 1, false>(a, groups, up_rows, 0, stream)
+                               : launch_up<kind, 2, false>(a, groups, up_rows, 0, stream);
+    if (error)
+        return error;
+    return a->one_row       ? launch_down<kind, 1, true>(a, s, groups, down_rows, stream)
+           : down_rows <= 2 ? launch_down<kind, 1, false>(a, s, groups, down_rows, stream)
+                            : launch_down<kind, 2, false>(a, s, groups, down_rows, stream);
+}
+
 static int launch_decode(const struct ft_expert_args *a, const struct shared_args *s, uint32_t groups,
                          uint32_t rows_bound, void *stream)
 {
-    enum ft_expert_kind kind = ft_expert_kind_of(&a->layout);
-    uint32_t run = kind == FT_EXPERT_BF16 ? 8 : kind == FT_EXPERT_FP8 ? 16 : 32;
-    uint32_t up_rows = FT_MIN(rows_bound, ROWS_AT_ONCE);
-    uint32_t down_rows = rows_that_fit(a->layout.width, run, rows_bound);
-    if (!down_rows)
-        kind = FT_EXPERT_SLOW;
-    switch (kind) {
+    switch (ft_expert_kind_of(&a->layout)) {
     case FT_EXPERT_BF16:
-        return launch_kind<FT_EXPERT_BF16>(a, s, groups, up_rows, down_rows, stream);
+        return launch_kind<FT_EXPERT_BF16>(a, s, groups, rows_bound, stream);
     case FT_EXPERT_FP8:
-        return launch_kind<FT_EXPERT_FP8>(a, s, groups, up_rows, down_rows, stream);
+        return launch_kind<FT_EXPERT_FP8>(a, s, groups, rows_bound, stream);
     case FT_EXPERT_NVFP4:
-        return launch_kind<FT_EXPERT_NVFP4>(a, s, groups, up_rows, down_rows, stream);
+        return launch_kind<FT_EXPERT_NVFP4>(a, s, groups, rows_bound, stream);
     case FT_EXPERT_MXFP4:
-        return launch_kind<FT_EXPERT_MXFP4>(a, s, groups, up_rows, down_rows, stream);
+        return launch_kind<FT_EXPERT_MXFP4>(a, s, groups, rows_bound, stream);
     default:
         return launch_slow(a, s, groups, stream);
     }

@@ -4,10 +4,10 @@
  * take a column each. route writes those of x to the workspace, once for all experts (router.cu); down makes
  * those of h in shared memory (expert.cu). Either way a row is
  *
- *   [unit][run / 8][3 pieces][4 lanes t][4 pairs] u32, then the powers of two [unit] f32, padded to an odd
- *   number of half bank rows (64 bytes): pieces of neighbouring rows then fall into different banks
+ *   [unit] { [run / 8][3 pieces][4 lanes t][4 pairs] u32, f16: power of two, 3 words unused }
  *
- * with units of 4 runs, a run being the columns of 16 bytes of weights. Two ways:
+ * padded to an odd number of half bank rows (64 bytes): pieces of neighbouring rows fall into different
+ * banks; with units of 4 runs, a run being the columns of 16 bytes of weights. Two ways:
  *
  *   f16 (nvfp4, fp8)    e2m1 times an e4m3 scale has 6 significant bits between 2^-10 and 2688, e4m3 4
  * between 2^-9 and 448: f16 holds them, and few instructions make them. f16 reaches less far than an
@@ -29,11 +29,15 @@ static __host__ __device__ __forceinline__ uint32_t ft_stage_units(uint32_t in, 
 {
     return (in + 4 * run - 1) / (4 * run);
 }
-/* u32 of a row: never more than ft_workspace_staged_words. */
-static __host__ __device__ __forceinline__ uint32_t ft_stage_words(uint32_t in, uint32_t run)
+/* u32 of a unit, the last four of which begin with the power of two (f16). */
+template <int kind> static __host__ __device__ __forceinline__ constexpr uint32_t ft_stage_unit_words()
 {
-    uint32_t units = ft_stage_units(in, run);
-    return (units * (run / 8 * 48 + 1) + 15) / 32 * 32 + 16;
+    return ft_expert_run<kind>() / 8 * 48 + (ft_stage_is_f16<kind>() ? 4 : 0);
+}
+/* u32 of a row: never more than ft_workspace_staged_words. */
+template <int kind> static __host__ __device__ __forceinline__ uint32_t ft_stage_words(uint32_t in)
+{
+    return (ft_stage_units(in, ft_expert_run<kind>()) * ft_stage_unit_words<kind>() + 15) / 32 * 32 + 16;
 }
 
 /* Members of pair n of eight columns. nvfp4 takes nibbles four apart; fp8 neighbours in f16. */
@@ -100,7 +104,6 @@ static __device__ __forceinline__ void ft_stage_row(uint32_t *to, const float *x
 {
     constexpr uint32_t run = ft_expert_run<kind>(), parts = run / 8;
     uint32_t units = ft_stage_units(in, run), eights = units * (run / 2);
-    float *power = (float *)(to + units * parts * 48);
     for (uint32_t begin = 0; begin < eights; begin += blockDim.x) {
         uint32_t i = begin + threadIdx.x, out[3][4];
         uint32_t unit = i / (run / 2), t = i / parts % 4, part = i % parts;
@@ -113,14 +116,14 @@ static __device__ __forceinline__ void ft_stage_row(uint32_t *to, const float *x
         if constexpr (ft_stage_is_f16<kind>()) {
             float one = ft_stage_split_f16<kind>(out, v);
             if (i < eights && t + part == 0)
-                power[unit] = one;
+                *(float *)(to + (unit + 1) * ft_stage_unit_words<kind>() - 4) = one;
         } else {
             ft_stage_split_bf16<kind>(out, v);
         }
         if (i < eights)
 #pragma unroll
             for (uint32_t p = 0; p < 3; p++)
-                *(uint4 *)(to + ((unit * parts + part) * 3 + p) * 16 + t * 4) =
+                *(uint4 *)(to + unit * ft_stage_unit_words<kind>() + (part * 3 + p) * 16 + t * 4) =
                     make_uint4(out[p][0], out[p][1], out[p][2], out[p][3]);
     }
 }

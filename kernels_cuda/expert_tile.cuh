@@ -189,19 +189,19 @@ template <int tiles> struct tile_columns {
 /* row(r): staged row r of the `rows`; columns that do not exist read the last row's: their sums are not
  * looked at. The first unit is `begin`. */
 template <int kind, int tiles, class Row>
-static __device__ __forceinline__ void aim_columns(struct tile_columns<tiles> *b, uint32_t in, uint32_t rows,
+static __device__ __forceinline__ void aim_columns(struct tile_columns<tiles> *b, uint32_t rows,
                                                    uint32_t begin, Row row)
 {
-    constexpr uint32_t run = ft_expert_run<kind>();
+    constexpr uint32_t unit_words = ft_stage_unit_words<kind>();
     uint32_t g = threadIdx.x >> 2 & 7, t = threadIdx.x & 3;
-    uint32_t words = ft_stage_units(in, run) * (run / 8) * 48 + begin;
 #pragma unroll
     for (uint32_t c = 0; c < tiles; c++) {
         uint32_t at = min(c * 8 + g, rows * 3 - 1);
-        b->column[c] = row(at / 3) + begin * (run / 8) * 48 + at % 3 * 16 + t * 4;
+        b->column[c] = row(at / 3) + begin * unit_words + at % 3 * 16 + t * 4;
 #pragma unroll
         for (uint32_t j = 0; j < 2; j++)
-            b->power[c][j] = (const float *)(row(min(c * 8 + 2 * t + j, rows * 3 - 1) / 3) + words);
+            b->power[c][j] = (const float *)(row(min(c * 8 + 2 * t + j, rows * 3 - 1) / 3) +
+                                             begin * unit_words + unit_words - 4);
     }
 }
 
@@ -221,8 +221,8 @@ static __device__ __forceinline__ void add_unit(float sum[tiles][4], const float
     for (int c = 0; c < tiles; c++) {
         float power[2] = {1.0f, 1.0f};
         if (ft_stage_is_f16<kind>()) {
-            power[0] = b->power[c][0][number];
-            power[1] = b->power[c][1][number];
+            power[0] = b->power[c][0][number * ft_stage_unit_words<kind>()];
+            power[1] = b->power[c][1][number * ft_stage_unit_words<kind>()];
         }
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -239,7 +239,7 @@ static __device__ __forceinline__ void multiply(float sum[tiles][4], struct ft_e
                                                 struct tile_rows *w, uint32_t units,
                                                 struct tile_columns<tiles> *b)
 {
-    constexpr uint32_t unit_words = ft_expert_run<kind>() / 8 * 48;
+    constexpr uint32_t unit_words = ft_stage_unit_words<kind>();
     for (uint32_t first = 0; first < units; first += flight) {
         advance<kind>(w, flight);
 #pragma unroll
@@ -255,9 +255,27 @@ static __device__ __forceinline__ void multiply(float sum[tiles][4], struct ft_e
 #pragma unroll
         for (int c = 0; c < tiles; c++) {
             b->column[c] += flight * unit_words;
-            b->power[c][0] += flight;
-            b->power[c][1] += flight;
+            b->power[c][0] += flight * unit_words;
+            b->power[c][1] += flight * unit_words;
         }
+    }
+}
+
+/* The same for up to flight + 1 units: what a warp has of a row of 2560 fp4 columns, without a loop. */
+template <int kind, int tiles, int flight>
+static __device__ __forceinline__ void
+multiply_short(float sum[tiles][4], struct ft_expert_raw raw[flight][2], const struct tile_rows *w,
+               uint32_t units, const struct tile_columns<tiles> *b)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < flight + 1; i++) {
+        if (i >= units)
+            break;
+        float unit[tiles][4];
+        multiply_unit<kind, tiles>(unit, raw[i % flight], b->column, i * ft_stage_unit_words<kind>());
+        add_unit<kind, tiles>(sum, unit, raw[i % flight], b, i);
+        if (i == 0)
+            ask_unit<kind>(raw[0], w, flight);
     }
 }
 

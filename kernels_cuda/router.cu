@@ -391,27 +391,26 @@ static __device__ __forceinline__ void store_task(const struct route_args *a, en
         }
 }
 
+template <int kind>
+static __device__ __forceinline__ void stage_to(const struct route_args *a, const float *x, uint32_t row)
+{
+    ft_stage_row<kind>(a->staged + (uint64_t)row * ft_stage_words<kind>(a->hidden), x, a->hidden);
+}
 /* A row of x for the experts, by a block. */
 static __device__ void stage_x(const struct route_args *a, uint32_t row)
 {
     const float *x = a->x.x + row * a->x.stride;
-    uint32_t run = a->kind == FT_EXPERT_BF16 ? 8 : a->kind == FT_EXPERT_FP8 ? 16 : 32;
-    uint32_t *to = a->staged + (uint64_t)row * ft_stage_words(a->hidden, run);
     switch (a->kind) {
     case FT_EXPERT_BF16:
-        ft_stage_row<FT_EXPERT_BF16>(to, x, a->hidden);
-        break;
+        return stage_to<FT_EXPERT_BF16>(a, x, row);
     case FT_EXPERT_FP8:
-        ft_stage_row<FT_EXPERT_FP8>(to, x, a->hidden);
-        break;
+        return stage_to<FT_EXPERT_FP8>(a, x, row);
     case FT_EXPERT_NVFP4:
-        ft_stage_row<FT_EXPERT_NVFP4>(to, x, a->hidden);
-        break;
+        return stage_to<FT_EXPERT_NVFP4>(a, x, row);
     case FT_EXPERT_MXFP4:
-        ft_stage_row<FT_EXPERT_MXFP4>(to, x, a->hidden);
-        break;
+        return stage_to<FT_EXPERT_MXFP4>(a, x, row);
     default:
-        break;
+        return;
     }
 }
 

@@ -248,7 +248,6 @@ static inline uint64_t ft_global_timer(void)
 static inline void ft_wait_previous(void) {}
 static inline void ft_begin_next(void) {}
 static inline void ft_prefetch_l2(const void *) {}
-static inline void ft_use(uint32_t) {}
 static inline void ft_copy_async16(void *shared, const void *global) { memcpy(shared, global, 16); }
 static inline void ft_copy_async_commit(void) {}
 template <int pending> static inline void ft_copy_async_wait(void) {}

@@ -119,6 +119,16 @@ static __device__ __forceinline__ uint64_t ft_global_timer(void)
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
     return ns;
 }
+/* 16 bytes that nobody asks for again. Loads and copies by these functions are issued in the order of the program. */
+static __device__ __forceinline__ uint4 ft_load_stream16(const void *from)
+{
+    uint4 v;
+    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from)
+                 : "memory");
+    return v;
+}
 /* Copies 16 bytes from global to shared memory (both 16-byte aligned) behind the thread's back. sm_75 copies at once. */
 static __device__ __forceinline__ void ft_copy_async16(void *shared, const void *global)
 {

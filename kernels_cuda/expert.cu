@@ -15,10 +15,11 @@
 
 #define UP_THREADS 128u
 #define UP_PARTS 4u /* warps that share a tile's columns */
-#define UP_TILES 1u /* of a block */
-#define UP_UNITS (TILE / 2 * UP_TILES)
+#define UP_UNITS (TILE / 2)
 #define UP_BLOCKS(tiles) ((tiles) == 1 ? 7 : 5) /* that a multiprocessor holds at once */
-#define UP_FLIGHT 4                             /* units whose loads are under way per warp */
+#define UP_SHORT 5u /* units of a warp's share that the kernel for a single row takes: fp4 */
+#define UP_LONG 24u /* the others */
+#define UP_FLIGHT 4 /* units whose loads are under way per warp */
 #define DOWN_FLIGHT 5
 #define DOWN_THREADS 128u
 #define DOWN_BLOCKS 5
@@ -49,34 +50,37 @@ static __device__ __forceinline__ bool find_group(const struct ft_expert_args *a
     return true;
 }
 
-/* A block's results: hidden units unit0 .. unit0 + 7 of `rows` pairs from `first` on. */
+/* A block's results: hidden units unit0 .. unit0 + 7 of `rows` pairs from `first` on. A warp per row, lane =
+ * 8 part + unit. */
 template <int kind, int tiles>
 static __device__ __forceinline__ void finish_up(const struct ft_expert_args *a, const float *put,
                                                  const char *blob, uint32_t unit0, uint32_t first,
                                                  uint32_t rows, float gate_factor, float up_factor)
 {
-    for (uint32_t i = threadIdx.x; i < UP_UNITS * rows; i += UP_THREADS) {
-        uint32_t r = i / UP_UNITS, unit = unit0 + i % UP_UNITS, at = i % (TILE / 2);
-        const float *from = put + i % UP_UNITS / (TILE / 2) * UP_PARTS * (TILE * 8 * tiles);
-        float value[2] = {0.0f, 0.0f};
+    static_assert(UP_PARTS == 4 && TILE == 16, "a lane per part and unit");
+    uint32_t lane = threadIdx.x & 31, unit = unit0 + lane % 8;
+    const float *gate_bias = ft_expert_bias(&a->layout, blob, 0),
+                *up_bias = ft_expert_bias(&a->layout, blob, 1);
+    bool exists = lane < 8 && unit < a->layout.width;
+    put += lane / 8 * (TILE * 8 * tiles);
+    for (uint32_t r = threadIdx.x >> 5; r < rows; r += UP_PARTS) {
+        float gate = take_sum<kind, tiles>(put, lane % 8, r),
+              up = take_sum<kind, tiles>(put, lane % 8 + 8, r);
 #pragma unroll
-        for (uint32_t w = 0; w < UP_PARTS; w++)
-#pragma unroll
-            for (uint32_t half = 0; half < 2; half++)
-                value[half] +=
-                    take_sum<kind, tiles>(from + w * (TILE * 8 * tiles), at + half * (TILE / 2), r);
-        if (unit >= a->layout.width)
+        for (int step = 8; step < 32; step *= 2) {
+            gate += __shfl_xor_sync(0xffffffffu, gate, step);
+            up += __shfl_xor_sync(0xffffffffu, up, step);
+        }
+        if (!exists)
             continue;
-        const float *gate_bias = ft_expert_bias(&a->layout, blob, 0),
-                    *up_bias = ft_expert_bias(&a->layout, blob, 1);
-        float gate = fmaf(value[0], gate_factor, gate_bias ? gate_bias[unit] : 0.0f);
-        float up = fmaf(value[1], up_factor, up_bias ? up_bias[unit] : 0.0f);
+        gate = fmaf(gate, gate_factor, gate_bias ? gate_bias[unit] : 0.0f);
+        up = fmaf(up, up_factor, up_bias ? up_bias[unit] : 0.0f);
         a->h[(uint64_t)(first + r) * a->layout.width + unit] = ft_expert_activate(&a->layout, gate, up);
     }
 }
 
-/* Whether the kernel for a single row takes multiply_short. */
-template <int kind> static __host__ __device__ __forceinline__ constexpr bool up_is_short()
+/* Whether the kernels for a single row take multiply_short. */
+template <int kind> static __host__ __device__ __forceinline__ constexpr bool is_short()
 {
     return kind == FT_EXPERT_NVFP4 || kind == FT_EXPERT_MXFP4;
 }
@@ -85,11 +89,18 @@ static __host__ __device__ __forceinline__ uint32_t up_share(uint32_t units)
     return (units + UP_PARTS - 1) / UP_PARTS;
 }
 
-/* A warp's share of a staged row to shared memory, 16 bytes at a time. All loads are under way at return. */
+/* A warp's share of a staged row to shared memory, 16 bytes at a time; `most` words at most. All loads are
+ * under way at return. */
+template <uint32_t most>
 static __device__ __forceinline__ void copy_share(uint32_t *to, const uint32_t *from, uint32_t words)
 {
-    for (uint32_t i = (threadIdx.x & 31) * 4; i < words; i += 32 * 4)
-        ft_copy_async16(to + i, from + i);
+    uint32_t lane = threadIdx.x & 31;
+    to += lane * 4;
+    from += lane * 4;
+#pragma unroll
+    for (uint32_t i = 0; i < most; i += 128)
+        if (i + lane * 4 < words)
+            ft_copy_async16(to + i, from + i);
     ft_copy_async_commit();
 }
 
@@ -100,22 +111,29 @@ static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS(tiles))
     up_kernel(const __grid_constant__ struct ft_expert_args a, uint32_t rows_at_once)
 {
     FT_SHARED_DYNAMIC(uint32_t, pieces); /* single: [warp][share] units */
-    FT_SHARED(float, put, UP_TILES *UP_PARTS *TILE * 8 * tiles);
+    FT_SHARED(float, put, UP_PARTS *TILE * 8 * tiles);
     constexpr uint32_t run = ft_expert_run<kind>(), unit_words = ft_stage_unit_words<kind>();
     uint32_t begin, end, warp = threadIdx.x >> 5, unit0 = blockIdx.x * UP_UNITS;
     uint32_t words = ft_stage_words<kind>(a.layout.hidden), units = ft_stage_units(a.layout.hidden, run);
-    uint32_t share = up_share(units), unit_begin = min(warp % UP_PARTS * share, units);
+    uint32_t share = up_share(units), unit_begin = min(warp * share, units);
     uint32_t unit_end = min(unit_begin + share, units);
     const char *blob;
     ft_wait_previous();
     ft_begin_next();
     if (a.stamp && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
         *a.stamp = ft_global_timer();
-    if (!find_group<single>(&a, blockIdx.y, &begin, &end, &blob))
+    uint32_t *mine = pieces + warp * share * unit_words;
+    if (single) {
+        constexpr uint32_t most = (is_short<kind>() ? UP_SHORT : UP_LONG) * unit_words;
+        copy_share<most>(mine, a.staged + unit_begin * unit_words, (unit_end - unit_begin) * unit_words);
+    }
+    if (!find_group<single>(&a, blockIdx.y, &begin, &end, &blob)) {
+        ft_copy_async_wait<0>();
         return;
+    }
     struct ft_expert_raw raw[UP_FLIGHT][2];
     struct tile_rows w;
-    uint32_t row = min(unit0 + warp / UP_PARTS * (TILE / 2) + (threadIdx.x >> 2 & 7), a.layout.width - 1);
+    uint32_t row = min(unit0 + (threadIdx.x >> 2 & 7), a.layout.width - 1);
     struct ft_expert_matrix gate = ft_expert_matrix_of<kind>(&a.layout, blob, 0);
     struct ft_expert_matrix up = ft_expert_matrix_of<kind>(&a.layout, blob, 1);
     aim<kind>(&w, 0, &a.layout, &gate, row, unit_begin, unit_end);
@@ -127,8 +145,6 @@ static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS(tiles))
         struct tile_columns<tiles> b;
         float sum[tiles][4] = {};
         if constexpr (single) {
-            uint32_t *mine = pieces + warp * share * unit_words;
-            copy_share(mine, a.staged + unit_begin * unit_words, (unit_end - unit_begin) * unit_words);
             aim_columns<kind, tiles>(&b, 1, 0, [&](uint32_t) { return mine; });
             ft_copy_async_wait<0>();
             __syncwarp();
@@ -137,8 +153,8 @@ static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS(tiles))
                 return a.staged + (uint64_t)__ldcg(a.list.pair_row + first + r) * words;
             });
         }
-        if constexpr (single && up_is_short<kind>())
-            multiply_short<kind, tiles, UP_FLIGHT>(sum, raw, &at, unit_end - unit_begin, &b);
+        if constexpr (single && is_short<kind>())
+            multiply_short<kind, tiles, UP_FLIGHT, UP_SHORT>(sum, raw, &at, unit_end - unit_begin, &b);
         else
             multiply<kind, tiles, UP_FLIGHT>(sum, raw, &at, unit_end - unit_begin, &b);
         if (first != begin)
@@ -245,7 +261,10 @@ static __global__ void __launch_bounds__(DOWN_THREADS, DOWN_BLOCKS)
         struct tile_columns<tiles> b;
         aim_columns<kind, tiles>(&b, rows, 0, [&](uint32_t r) { return pieces + r * words; });
         float sum[tiles][4] = {};
-        multiply<kind, tiles, DOWN_FLIGHT>(sum, raw, &at, units, &b);
+        if constexpr (single && is_short<kind>())
+            multiply_short<kind, tiles, DOWN_FLIGHT, DOWN_FLIGHT>(sum, raw, &at, units, &b);
+        else
+            multiply<kind, tiles, DOWN_FLIGHT>(sum, raw, &at, units, &b);
         float *mine = put + warp * (TILE * 8 * tiles);
         put_sums<tiles>(mine, sum);
         __syncwarp();
@@ -376,13 +395,15 @@ static int launch_kind(const struct ft_expert_args *a, const struct shared_args 
     if (!down_rows)
         return launch_slow(a, s, groups, stream);
     bool single =
-        a->one_row && shared <= SHARED_PREFERRED && (!up_is_short<kind>() || share <= UP_FLIGHT + 1);
+        a->one_row && shared <= SHARED_PREFERRED && share <= (is_short<kind>() ? UP_SHORT : UP_LONG);
     int error = single         ? launch_up<kind, 1, true>(a, groups, up_rows, shared, stream)
                 : up_rows <= 2 ? launch_up<kind, 1, false>(a, groups, up_rows, 0, stream)
                                : launch_up<kind, 2, false>(a, groups, up_rows, 0, stream);
     if (error)
         return error;
-    return a->one_row       ? launch_down<kind, 1, true>(a, s, groups, down_rows, stream)
+    single = a->one_row &&
+             (!is_short<kind>() || ft_stage_units(a->layout.width, ft_expert_run<kind>()) <= DOWN_FLIGHT);
+    return single           ? launch_down<kind, 1, true>(a, s, groups, down_rows, stream)
            : down_rows <= 2 ? launch_down<kind, 1, false>(a, s, groups, down_rows, stream)
                             : launch_down<kind, 2, false>(a, s, groups, down_rows, stream);
 }

@@ -79,7 +79,7 @@ static __device__ __forceinline__ void ask_unit(struct ft_expert_raw raw[2], con
         raw[half].data = make_uint4(0, 0, 0, 0);
         raw[half].scale = 0;
         if (exists) {
-            raw[half].data = __ldcs(w->data[half] + i * 4);
+            raw[half].data = ft_load_stream16(w->data[half] + i * 4);
             if (kind == FT_EXPERT_NVFP4)
                 raw[half].scale = __ldg((const uint16_t *)w->scale[half] + i * 4);
             if (kind == FT_EXPERT_MXFP4)
@@ -261,20 +261,21 @@ static __device__ __forceinline__ void multiply(float sum[tiles][4], struct ft_e
     }
 }
 
-/* The same for up to flight + 1 units: what a warp has of a row of 2560 fp4 columns, without a loop. */
-template <int kind, int tiles, int flight>
+/* The same without a loop, for up to `most` units, which is `flight` or one more: five are what a warp of the
+ * up kernel has of a row of 2560 fp4 columns. */
+template <int kind, int tiles, int flight, int most>
 static __device__ __forceinline__ void
 multiply_short(float sum[tiles][4], struct ft_expert_raw raw[flight][2], const struct tile_rows *w,
                uint32_t units, const struct tile_columns<tiles> *b)
 {
 #pragma unroll
-    for (uint32_t i = 0; i < flight + 1; i++) {
+    for (uint32_t i = 0; i < most; i++) {
         if (i >= units)
             break;
         float unit[tiles][4];
         multiply_unit<kind, tiles>(unit, raw[i % flight], b->column, i * ft_stage_unit_words<kind>());
         add_unit<kind, tiles>(sum, unit, raw[i % flight], b, i);
-        if (i == 0)
+        if (i == 0 && most > flight)
             ask_unit<kind>(raw[0], w, flight);
     }
 }

@@ -248,6 +248,7 @@ static inline uint64_t ft_global_timer(void)
 static inline void ft_wait_previous(void) {}
 static inline void ft_begin_next(void) {}
 static inline void ft_prefetch_l2(const void *) {}
+static inline uint4 ft_load_stream16(const void *from) { return *(const uint4 *)from; }
 static inline void ft_copy_async16(void *shared, const void *global) { memcpy(shared, global, 16); }
 static inline void ft_copy_async_commit(void) {}
 template <int pending> static inline void ft_copy_async_wait(void) {}

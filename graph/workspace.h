@@ -66,6 +66,8 @@ void ft_workspace_init_host(struct ft_workspace *workspace, const struct ft_mode
 #define FT_GPU_WEIGHT_BYTES (32ull * 1024 * 1024) /* prefill: slice of decoded weights */
 #define FT_GPU_TOKENS_MIN 256u                    /* bounds of contexts are powers of two from here on */
 
+/* u32 behind the last staged row that kernels may read, and never look at. */
+#define FT_WORKSPACE_STAGED_SLACK 2560u
 /* u32 of a row of a decode step's `in` activations in three 16-bit pieces, with padding and the powers of two
  * of units of 64 columns: no format of kernels_cuda/expert_stage.cuh needs more. */
 static inline uint64_t ft_workspace_staged_words(uint64_t in)

@@ -89,18 +89,23 @@ static __host__ __device__ __forceinline__ uint32_t up_share(uint32_t units)
     return (units + UP_PARTS - 1) / UP_PARTS;
 }
 
-/* A warp's share of a staged row to shared memory, 16 bytes at a time; `most` words at most. All loads are
- * under way at return. */
-template <uint32_t most>
-static __device__ __forceinline__ void copy_share(uint32_t *to, const uint32_t *from, uint32_t words)
+/* u32 that a warp copies for its share, and has in shared memory. */
+template <int kind> static __host__ __device__ __forceinline__ constexpr uint32_t share_words()
 {
+    return ((is_short<kind>() ? UP_SHORT : UP_LONG) * ft_stage_unit_words<kind>() + 127) / 128 * 128;
+}
+/* A warp's share of a staged row to shared memory, and what stands behind it: comparing would cost more than
+ * copying too much (ft_workspace_staged_words leaves room). All loads are under way at return. */
+template <uint32_t words>
+static __device__ __forceinline__ void copy_share(uint32_t *to, const uint32_t *from)
+{
+    static_assert(words <= FT_WORKSPACE_STAGED_SLACK, "room behind the last row");
     uint32_t lane = threadIdx.x & 31;
     to += lane * 4;
     from += lane * 4;
 #pragma unroll
-    for (uint32_t i = 0; i < most; i += 128)
-        if (i + lane * 4 < words)
-            ft_copy_async16(to + i, from + i);
+    for (uint32_t i = 0; i < words; i += 128)
+        ft_copy_async16(to + i, from + i);
     ft_copy_async_commit();
 }
 
@@ -122,11 +127,9 @@ static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS(tiles))
     ft_begin_next();
     if (a.stamp && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
         *a.stamp = ft_global_timer();
-    uint32_t *mine = pieces + warp * share * unit_words;
-    if (single) {
-        constexpr uint32_t most = (is_short<kind>() ? UP_SHORT : UP_LONG) * unit_words;
-        copy_share<most>(mine, a.staged + unit_begin * unit_words, (unit_end - unit_begin) * unit_words);
-    }
+    uint32_t *mine = pieces + warp * share_words<kind>();
+    if (single)
+        copy_share<share_words<kind>()>(mine, a.staged + unit_begin * unit_words);
     if (!find_group<single>(&a, blockIdx.y, &begin, &end, &blob)) {
         ft_copy_async_wait<0>();
         return;
@@ -389,14 +392,13 @@ static int launch_kind(const struct ft_expert_args *a, const struct shared_args 
                        uint32_t rows_bound, void *stream)
 {
     uint32_t share = up_share(ft_stage_units(a->layout.hidden, ft_expert_run<kind>()));
-    uint32_t shared = UP_PARTS * share * ft_stage_unit_words<kind>() * 4;
     uint32_t up_rows = FT_MIN(rows_bound, ROWS_AT_ONCE);
     uint32_t down_rows = rows_that_fit(ft_stage_words<kind>(a->layout.width), rows_bound);
     if (!down_rows)
         return launch_slow(a, s, groups, stream);
-    bool single =
-        a->one_row && shared <= SHARED_PREFERRED && share <= (is_short<kind>() ? UP_SHORT : UP_LONG);
-    int error = single         ? launch_up<kind, 1, true>(a, groups, up_rows, shared, stream)
+    bool single = a->one_row && share <= (is_short<kind>() ? UP_SHORT : UP_LONG);
+    int error = single
+                    ? launch_up<kind, 1, true>(a, groups, up_rows, UP_PARTS * share_words<kind>() * 4, stream)
                 : up_rows <= 2 ? launch_up<kind, 1, false>(a, groups, up_rows, 0, stream)
                                : launch_up<kind, 2, false>(a, groups, up_rows, 0, stream);
     if (error)

@@ -6,7 +6,7 @@
  * Two kernels. Up: a block computes 8 hidden units of one expert, each warp a quarter of the columns; the
  * upper half of its tile are rows of the gate, the lower half those of the up projection. Down: a warp
  * computes 16 outputs. Blocks of groups that do not exist end after one read. Weights are asked for before
- * the activations are looked at; the down kernel's before the up kernel has ended.
+ * the activations are waited for; the down kernel's before the up kernel has ended.
  *
  * Tiles and their arithmetic: expert_tile.cuh.
  */
@@ -16,9 +16,8 @@
 #define UP_THREADS 128u
 #define UP_PARTS 4u /* warps that share a tile's columns */
 #define UP_UNITS (TILE / 2)
-#define UP_BLOCKS(tiles) ((tiles) == 1 ? 7 : 5) /* that a multiprocessor holds at once */
-#define UP_SHORT 5u /* units of a warp's share that the kernel for a single row takes: fp4 */
-#define UP_LONG 24u /* the others */
+/* That a multiprocessor holds at once: the 800 of the main model's ten experts lie on 132 multiprocessors. */
+#define UP_BLOCKS(tiles) ((tiles) == 1 ? 7 : 5)
 #define UP_FLIGHT 4 /* units whose loads are under way per warp */
 #define DOWN_FLIGHT 5
 #define DOWN_THREADS 128u
@@ -89,10 +88,15 @@ static __host__ __device__ __forceinline__ uint32_t up_share(uint32_t units)
     return (units + UP_PARTS - 1) / UP_PARTS;
 }
 
+/* Units of a warp's share that the kernel for a single row has room for. */
+template <int kind> static __host__ __device__ __forceinline__ constexpr uint32_t share_max()
+{
+    return is_short<kind>() ? UP_FLIGHT + 1 : 192u / ft_expert_run<kind>();
+}
 /* u32 that a warp copies for its share, and has in shared memory. */
 template <int kind> static __host__ __device__ __forceinline__ constexpr uint32_t share_words()
 {
-    return ((is_short<kind>() ? UP_SHORT : UP_LONG) * ft_stage_unit_words<kind>() + 127) / 128 * 128;
+    return (share_max<kind>() * ft_stage_unit_words<kind>() + 127) / 128 * 128;
 }
 /* A warp's share of a staged row to shared memory, and what stands behind it: comparing would cost more than
  * copying too much (ft_workspace_staged_words leaves room). All loads are under way at return. */
@@ -157,7 +161,7 @@ static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS(tiles))
             });
         }
         if constexpr (single && is_short<kind>())
-            multiply_short<kind, tiles, UP_FLIGHT, UP_SHORT>(sum, raw, &at, unit_end - unit_begin, &b);
+            multiply_short<kind, tiles, UP_FLIGHT, UP_FLIGHT + 1>(sum, raw, &at, unit_end - unit_begin, &b);
         else
             multiply<kind, tiles, UP_FLIGHT>(sum, raw, &at, unit_end - unit_begin, &b);
         if (first != begin)
@@ -396,7 +400,7 @@ static int launch_kind(const struct ft_expert_args *a, const struct shared_args 
     uint32_t down_rows = rows_that_fit(ft_stage_words<kind>(a->layout.width), rows_bound);
     if (!down_rows)
         return launch_slow(a, s, groups, stream);
-    bool single = a->one_row && share <= (is_short<kind>() ? UP_SHORT : UP_LONG);
+    bool single = a->one_row && share <= share_max<kind>();
     int error = single
                     ? launch_up<kind, 1, true>(a, groups, up_rows, UP_PARTS * share_words<kind>() * 4, stream)
                 : up_rows <= 2 ? launch_up<kind, 1, false>(a, groups, up_rows, 0, stream)

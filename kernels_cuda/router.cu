@@ -459,7 +459,9 @@ static __global__ void __launch_bounds__(ROUTE_THREADS, rows <= 4 ? 3 : 2)
             *a.stamp = ft_global_timer();
         if (staged)
             for (uint32_t i = threadIdx.x; i < a.x.rows * a.hidden / 4; i += ROUTE_THREADS)
-                ((float4 *)x_staged)[i] = __ldcg((const float4 *)a.x.x + i);
+                ft_copy_async16((float4 *)x_staged + i, (const float4 *)a.x.x + i);
+        ft_copy_async_commit(); /* all of them under way at once */
+        ft_copy_async_wait<0>();
         __syncthreads();
     });
     store_task<rows, outs>(&a, kind, task, sum);

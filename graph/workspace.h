@@ -29,23 +29,23 @@ struct ft_workspace {
     uint64_t logits_router;   /* [R, E] */
     uint64_t topk_ids;        /* u32 [R, k] */
     uint64_t topk_weights;    /* [R, k] */
-    uint64_t staged; /* u32 [min(R, FT_GPU_DECODE_ROWS), ft_workspace_staged_words]: x in pieces for a GPU */
-    uint64_t expert_h;      /* [R k, I] grouped by expert */
-    uint64_t expert_y;      /* [R k, H] at row * k + position in the top-k list */
-    uint64_t shared_h;      /* [R, max(shared width, dense width)] */
-    uint64_t shared_y;      /* [R, H] */
-    uint64_t shared_gate;   /* [R] */
-    uint64_t ple_raw;       /* bytes [ple_count, R, heads, row bytes], 64-byte aligned start */
-    uint64_t ple_row_bytes; /* bytes of one token in ple_raw (all heads) */
-    uint64_t ple_e;         /* [ple_count, R, embed] */
-    uint64_t ple_project;   /* [ple_count, R, n H + H]: key, value */
-    uint64_t ple_u;         /* [R, n H] */
-    uint64_t ple_c;         /* [R, n H] */
-    uint64_t rotary;        /* [R, rotary_dim]: cos [rotary_dim / 2], then sin, of the row's position */
-    uint64_t head_x;        /* [logit rows, H] */
-    uint64_t logits;        /* [logit rows, vocab] */
-    uint64_t sample_index;  /* u32 [logit rows, vocab] */
-    uint64_t count;         /* elements of the whole block */
+    uint64_t staged;          /* u32 [min(R, 16), ft_workspace_staged_words], slack: for a GPU */
+    uint64_t expert_h;        /* [R k, I] grouped by expert */
+    uint64_t expert_y;        /* [R k, H] at row * k + position in the top-k list */
+    uint64_t shared_h;        /* [R, max(shared width, dense width)] */
+    uint64_t shared_y;        /* [R, H] */
+    uint64_t shared_gate;     /* [R] */
+    uint64_t ple_raw;         /* bytes [ple_count, R, heads, row bytes], 64-byte aligned start */
+    uint64_t ple_row_bytes;   /* bytes of one token in ple_raw (all heads) */
+    uint64_t ple_e;           /* [ple_count, R, embed] */
+    uint64_t ple_project;     /* [ple_count, R, n H + H]: key, value */
+    uint64_t ple_u;           /* [R, n H] */
+    uint64_t ple_c;           /* [R, n H] */
+    uint64_t rotary;          /* [R, rotary_dim]: cos [rotary_dim / 2], then sin, of the row's position */
+    uint64_t head_x;          /* [logit rows, H] */
+    uint64_t logits;          /* [logit rows, vocab] */
+    uint64_t sample_index;    /* u32 [logit rows, vocab] */
+    uint64_t count;           /* elements of the whole block */
 };
 void ft_workspace_init(struct ft_workspace *workspace, const struct ft_model *model, uint32_t rows,
                        uint32_t sequences, uint32_t logit_rows);

@@ -16,8 +16,9 @@
 #define UP_THREADS 128u
 #define UP_PARTS 4u /* warps that share a tile's columns */
 #define UP_UNITS (TILE / 2)
-/* That a multiprocessor holds at once: the 800 of the main model's ten experts lie on 132 multiprocessors. */
-#define UP_BLOCKS(tiles) ((tiles) == 1 ? 7 : 5)
+/* That a multiprocessor holds at once. A single row: the 800 of the main model's ten experts lie on 132
+ * multiprocessors, six or seven each. */
+#define UP_BLOCKS(single) ((single) ? 7 : 5)
 #define UP_FLIGHT 4 /* units whose loads are under way per warp */
 #define DOWN_FLIGHT 5
 #define DOWN_THREADS 128u
@@ -116,7 +117,7 @@ static __device__ __forceinline__ void copy_share(uint32_t *to, const uint32_t *
 /* single: a step of one row, so that a group is one pair (a.one_row); its pieces go through shared memory, a
  * share per warp. Several rows are read where route put them. */
 template <int kind, int tiles, bool single>
-static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS(tiles))
+static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS(single))
     up_kernel(const __grid_constant__ struct ft_expert_args a, uint32_t rows_at_once)
 {
     FT_SHARED_DYNAMIC(uint32_t, pieces); /* single: [warp][share] units */

@@ -69,6 +69,9 @@ void ft_workspace_init(struct ft_workspace *workspace, const struct ft_model *mo
     workspace->logits_router = reserve(workspace, r * model->expert_count);
     workspace->topk_ids = reserve(workspace, picks);
     workspace->topk_weights = reserve(workspace, picks);
+    uint64_t staged =
+        FT_MIN(r, FT_GPU_DECODE_ROWS) * ft_workspace_staged_words(h) + FT_WORKSPACE_STAGED_SLACK;
+    workspace->staged = reserve(workspace, model->topk ? staged : 0);
     workspace->expert_h = reserve(workspace, picks * model->expert_width);
     workspace->expert_y = reserve(workspace, picks * h);
     workspace->shared_h = reserve(workspace, r * FT_MAX(model->shared_width, model->dense_width));

@@ -29,6 +29,7 @@ struct ft_workspace {
     uint64_t logits_router;   /* [R, E] */
     uint64_t topk_ids;        /* u32 [R, k] */
     uint64_t topk_weights;    /* [R, k] */
+    uint64_t staged;          /* u32 [min(R, 16), ft_workspace_staged_words], slack: for a GPU */
     uint64_t expert_h;        /* [R k, I] grouped by expert */
     uint64_t expert_y;        /* [R k, H] at row * k + position in the top-k list */
     uint64_t shared_h;        /* [R, max(shared width, dense width)] */
@@ -64,6 +65,15 @@ void ft_workspace_init_host(struct ft_workspace *workspace, const struct ft_mode
 #define FT_GPU_DEPTH 32u       /* prefill: columns of a tile, activations are padded to it */
 #define FT_GPU_WEIGHT_BYTES (32ull * 1024 * 1024) /* prefill: slice of decoded weights */
 #define FT_GPU_TOKENS_MIN 256u                    /* bounds of contexts are powers of two from here on */
+
+/* u32 behind the last staged row that kernels may read, and never look at. */
+#define FT_WORKSPACE_STAGED_SLACK 2560u
+/* u32 of a row of a decode step's `in` activations in three 16-bit pieces, with padding and the powers of two
+ * of units of 64 columns: no format of kernels_cuda/expert_stage.cuh needs more. */
+static inline uint64_t ft_workspace_staged_words(uint64_t in)
+{
+    return ft_round_up(in, FT_GPU_UNIT) / 2 * 3 + ft_div_up(in, 16) + 48;
+}
 
 /* Partial sums of the mixers and, of prefill steps: a slice of weights, the widest f32 rows, the widest
  * input in two bf16 pieces. */

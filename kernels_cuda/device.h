@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What every .cu file builds on: launches, shared memory, conversions of 4- and 8-bit floats, warp and block sums,
- * asynchronous copies, the bf16 matrix unit, loads and stores that the host sees in order.
+ * asynchronous copies, the bf16 and f16 matrix units, loads and stores that the host sees in order.
  *
  * A kernel file is written against this page and plain CUDA C, nothing else. It is compiled twice: by nvcc for GPUs,
  * and by g++ against tests/cuda_emulator.h (FT_CUDA_EMULATED), where a block's threads are fibers of one thread, so
@@ -130,6 +130,16 @@ static __device__ __forceinline__ uint64_t ft_global_timer(void)
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
     return ns;
 }
+/* 16 bytes that nobody asks for again. Loads and copies by these functions are issued in the order of the program. */
+static __device__ __forceinline__ uint4 ft_load_stream16(const void *from)
+{
+    uint4 v;
+    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from)
+                 : "memory");
+    return v;
+}
 /* Copies 16 bytes from global to shared memory (both 16-byte aligned) behind the thread's back. sm_75 copies at once. */
 static __device__ __forceinline__ void ft_copy_async16(void *shared, const void *global)
 {
@@ -209,6 +219,69 @@ static __device__ __forceinline__ uint32_t ft_mul_bf16_pair(uint32_t a, uint32_t
     for (int i = 0; i < 2; i++)
         bits[i] = (bits[i] & 0x7fffffffu) > 0x7f800000u ? bits[i] | 0x400000u : bits[i] + 0x7fffu + (bits[i] >> 16 & 1u);
     return bits[0] >> 16 | (bits[1] & 0xffff0000u);
+#endif
+}
+/*
+ * The same of f16: D[16, 8] += A[16, 16] B[16, 8], fragments as ft_mma_bf16. Subnormals count in full. sm_75 takes the
+ * product in two halves.
+ */
+static __device__ __forceinline__ void ft_mma_f16(float d[4], const uint32_t a[4], const uint32_t b[2])
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    for (int i = 0; i < 2; i++)
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(a[2 * i]), "r"(a[2 * i + 1]), "r"(b[i]));
+#endif
+}
+/* Products of two f16 pairs, rounded to nearest even, subnormals kept. */
+static __device__ __forceinline__ uint32_t ft_mul_f16_pair(uint32_t a, uint32_t b)
+{
+    uint32_t product;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    return product;
+}
+/* Two f32 as a pair of f16, rounded to nearest even; and back. */
+static __device__ __forceinline__ uint32_t ft_to_f16_pair(float low, float high)
+{
+    uint32_t pair;
+#if __CUDA_ARCH__ >= 800
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+#else
+    asm("{.reg .b16 l, h; cvt.rn.f16.f32 l, %1; cvt.rn.f16.f32 h, %2; mov.b32 %0, {l, h};}"
+        : "=r"(pair)
+        : "f"(low), "f"(high));
+#endif
+    return pair;
+}
+static __device__ __forceinline__ float ft_f16_low(uint32_t pair)
+{
+    float value;
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(value) : "r"(pair));
+    return value;
+}
+static __device__ __forceinline__ float ft_f16_high(uint32_t pair)
+{
+    float value;
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(value) : "r"(pair));
+    return value;
+}
+/* Two bytes of e4m3, the lower half of `bytes`, as a pair of f16: exact, NaN stays NaN. sm_89 has an instruction. */
+static __device__ __forceinline__ uint32_t ft_e4m3_to_f16_pair(uint32_t bytes)
+{
+#if __CUDA_ARCH__ >= 890
+    uint32_t pair;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((uint16_t)bytes));
+    return pair;
+#else
+    uint32_t apart = __byte_perm(bytes, 0, 0x1404), magnitude = apart & 0x7f007f00u;
+    uint32_t nan = (magnitude + 0x01000100u) & 0x80008000u;
+    return ft_mul_f16_pair(magnitude >> 1 | (apart & 0x80008000u), 0x5c005c00u) | (nan >> 15) * 0x7fffu; /* 2^8 */
 #endif
 }
 #endif /* !FT_CUDA_EMULATED */

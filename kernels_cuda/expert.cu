@@ -3,233 +3,35 @@
  * Experts of a decode step: few rows per expert, so the weights are what moves, and each is read once for its
  * rows.
  *
- * Two kernels. Up: a block computes 16 hidden units of one expert, each warp half of the columns of 8; the
+ * Two kernels. Up: a block computes 8 hidden units of one expert, each warp a quarter of the columns; the
  * upper half of its tile are rows of the gate, the lower half those of the up projection. Down: a warp
  * computes 16 outputs. Blocks of groups that do not exist end after one read. Weights are asked for before
- * the activations are looked at; the down kernel's before the up kernel has ended.
+ * the activations are waited for; the down kernel's before the up kernel has ended.
  *
- * The matrix units multiply: A = 16 weight rows, decoded to bf16, which is exact (expert_weights.cuh); B =
- * activations, each the exact sum of three bf16 pieces that take a column each, so up to 2 rows fit the
- * unit's 8 columns and 5 rows
- * 16. A sum of a unit's columns (a quad's 16-byte loads side by side) is then added to an f32 register: the
- * matrix unit cuts bits off long sums, additions round. The order depends on the matrix alone: not on the
- * rows beside a row.
- *
- *   lane = 4 g + t: 16 bytes of weight rows g and g + 8 from column (unit * 4 + t) * run; piece column g of B
+ * Tiles and their arithmetic: expert_tile.cuh.
  */
-#include "kernels_cuda/expert_args.cuh"
+#include "kernels_cuda/expert_tile.cuh"
 #include "kernels_cuda/rows_dot.cuh"
 
-#define TILE 16u /* weight rows of a warp's tile */
 #define UP_THREADS 128u
-#define UP_PARTS 2u /* warps that share a tile's columns */
-#define UP_TILES 2u /* of a block */
-#define UP_UNITS (TILE / 2 * UP_TILES)
-#define UP_BLOCKS 5 /* that a multiprocessor holds at once: 96 registers a thread */
+#define UP_PARTS 4u /* warps that share a tile's columns */
+#define UP_UNITS (TILE / 2)
+/* That a multiprocessor holds at once. A single row: the 800 of the main model's ten experts lie on 132
+ * multiprocessors, six or seven each. */
+#define UP_BLOCKS(single) ((single) ? 7 : 5)
+#define UP_FLIGHT 4 /* units whose loads are under way per warp */
+#define DOWN_FLIGHT 5
 #define DOWN_THREADS 128u
 #define DOWN_BLOCKS 5
 #define SHARED_OUTS 4 /* of the shared expert, per warp: all blocks of the main model fit at once */
 #define DOWN_WARPS (DOWN_THREADS / 32)
-#define FLIGHT 5u       /* units whose loads are under way per warp */
 #define ROWS_AT_ONCE 5u /* 15 pieces in two tiles of 8 */
 #define SHARED_PREFERRED (40u * 1024)
 #define SHARED_MAX (60u * 1024) /* with static memory within what sm_75 has */
 
-/* 4-byte words between two piece columns: units of 4 runs, and half the banks further from one to the next.
- */
-static __host__ __device__ __forceinline__ uint32_t column_words(uint32_t in, uint32_t run)
-{
-    uint32_t words = (in + 4 * run - 1) / (4 * run) * (2 * run);
-    return (words + 31) / 32 * 32 + 16;
-}
-
-/* ---- activations to shared memory ---- */
-
-/*
- * Rows from[index[first + i]] (index NULL: first + i) as pieces: piece p of row i in column 3 i + p; within a
- * column unit by unit the pairs of all four lanes t, four pairs at a time: [unit][run / 8][t][4].
- */
-template <int kind>
-static __device__ void stage(uint32_t *pieces, const float *from, const uint32_t *index, uint32_t first,
-                             uint32_t count, uint32_t in)
-{
-    constexpr uint32_t run = ft_expert_run<kind>(), parts = run / 8;
-    uint32_t words = column_words(in, run), eights = (in + 4 * run - 1) / (4 * run) * (run / 2);
-    for (uint32_t i = threadIdx.x; i < count * eights; i += blockDim.x) {
-        uint32_t row = i / eights, eight = i % eights, k = eight * 8;
-        float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        if (k < in) {
-            const float *source = from + (uint64_t)(index ? index[first + row] : first + row) * in + k;
-            if ((in & 3) == 0) {
-                float4 low = __ldcg((const float4 *)source);
-                float4 high = k + 4 < in ? __ldcg((const float4 *)source + 1) : make_float4(0, 0, 0, 0);
-                v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
-                v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
-            } else {
-                for (uint32_t j = 0; j < 8; j++)
-                    v[j] = k + j < in ? __ldcg(source + j) : 0.0f;
-            }
-        }
-        uint32_t out[3][4];
-#pragma unroll
-        for (uint32_t n = 0; n < 4; n++) {
-            uint32_t low[3], high[3];
-            ft_dense_split(v[ft_expert_first<kind>(n)], low);
-            ft_dense_split(v[ft_expert_first<kind>(n) + ft_expert_step<kind>()], high);
-#pragma unroll
-            for (uint32_t p = 0; p < 3; p++)
-                out[p][n] = __byte_perm(low[p], high[p], 0x7632);
-        }
-        uint32_t unit = k / (4 * run), t = k / run % 4, part = k % run / 8;
-#pragma unroll
-        for (uint32_t p = 0; p < 3; p++)
-            *(uint4 *)(pieces + (row * 3 + p) * words + (unit * parts + part) * 16 + t * 4) =
-                make_uint4(out[p][0], out[p][1], out[p][2], out[p][3]);
-    }
-}
-
-/* ---- a warp's tile ---- */
-
-/* Where the two halves of a warp's 16 weight rows lie, row g and row g + 8 of lane 4 g + t: its run of unit
- * 0. The run of unit i stands 4 i runs behind. */
-struct tile_rows {
-    const uint4 *data[2];
-    const char *scale[2]; /* fp4: of the run; fp8: of the row's blocks */
-    uint32_t in, end;     /* units of this lane: [0, end) lie inside the row */
-};
-
-template <int kind>
-static __device__ __forceinline__ void aim(struct tile_rows *w, uint32_t half,
-                                           const struct ft_expert_layout *layout,
-                                           const struct ft_expert_matrix *m, uint32_t row)
-{
-    constexpr uint32_t run = ft_expert_run<kind>();
-    uint32_t t = threadIdx.x & 3, runs = m->in / run;
-    uint64_t first = (uint64_t)row * runs + t;
-    w->data[half] = (const uint4 *)m->data + first;
-    w->scale[half] = m->scale;
-    if (kind == FT_EXPERT_NVFP4 || kind == FT_EXPERT_MXFP4)
-        w->scale[half] += first * (kind == FT_EXPERT_NVFP4 ? 2 : 1);
-    if (kind == FT_EXPERT_FP8)
-        w->scale[half] +=
-            (uint64_t)(row / layout->block_out) * ((m->in + layout->block_in - 1) / layout->block_in) * 4;
-    w->in = m->in;
-    w->end = runs > t ? (runs - t + 3) / 4 : 0;
-}
-
-/* Asks for unit `unit` of both rows; from `end` on, and behind the row, it is zero and unread. */
-template <int kind>
-static __device__ __forceinline__ void ask_unit(struct ft_expert_raw raw[2],
-                                                const struct ft_expert_layout *layout,
-                                                const struct tile_rows *w, uint32_t unit, uint32_t end)
-{
-    bool exists = unit < min(w->end, end);
-#pragma unroll
-    for (uint32_t half = 0; half < 2; half++) {
-        raw[half].data = exists ? __ldcs(w->data[half] + unit * 4) : make_uint4(0, 0, 0, 0);
-        raw[half].scale = 0;
-        if (kind == FT_EXPERT_NVFP4)
-            raw[half].scale = exists ? __ldg((const uint16_t *)w->scale[half] + unit * 4) : 0;
-        if (kind == FT_EXPERT_MXFP4)
-            raw[half].scale = exists ? __ldg((const uint8_t *)w->scale[half] + unit * 4) : 0;
-        if (kind == FT_EXPERT_FP8)
-            raw[half].scale = exists ? __ldg((const uint32_t *)w->scale[half] +
-                                             unit * (4 * ft_expert_run<kind>()) / layout->block_in)
-                                     : 0;
-    }
-}
-/* Asks for the first FLIGHT units from `begin`. */
-template <int kind>
-static __device__ __forceinline__ void ask(struct ft_expert_raw raw[FLIGHT][2],
-                                           const struct ft_expert_layout *layout, const struct tile_rows *w,
-                                           uint32_t begin, uint32_t end)
-{
-#pragma unroll
-    for (uint32_t i = 0; i < FLIGHT; i++)
-        ask_unit<kind>(raw[i], layout, w, begin + i, end);
-}
-
-/* Pairs of both halves of part `part` times the pieces in `column`, added to `unit`. */
-template <int kind, int tiles>
-static __device__ __forceinline__ void multiply_part(float unit[tiles][4], const struct ft_expert_raw raw[2],
-                                                     uint32_t part, const uint32_t *const column[tiles],
-                                                     uint32_t at)
-{
-    uint32_t a[2][4];
-    ft_expert_pairs<kind>(&raw[0], part, a[0]);
-    ft_expert_pairs<kind>(&raw[1], part, a[1]);
-    uint32_t front[4] = {a[0][0], a[1][0], a[0][1], a[1][1]};
-    uint32_t back[4] = {a[0][2], a[1][2], a[0][3], a[1][3]};
-#pragma unroll
-    for (int c = 0; c < tiles; c++) {
-        uint4 b = *(const uint4 *)(column[c] + at);
-        uint32_t b_front[2] = {b.x, b.y}, b_back[2] = {b.z, b.w};
-        ft_mma_bf16(unit[c], front, b_front);
-        ft_mma_bf16(unit[c], back, b_back);
-    }
-}
-
-/* sum[c] += the tile's rows times the pieces, over units [begin, end); fragments of ft_mma_bf16. `raw` holds
- * the first FLIGHT units already. */
-template <int kind, int tiles>
-static __device__ __forceinline__ void
-multiply(float sum[tiles][4], struct ft_expert_raw raw[FLIGHT][2], const struct ft_expert_layout *layout,
-         const struct tile_rows *w, uint32_t begin, uint32_t end, const uint32_t *pieces, uint32_t columns)
-{
-    constexpr uint32_t run = ft_expert_run<kind>(), parts = run / 8;
-    uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, words = column_words(w->in, run);
-    const uint32_t *column[tiles];
-#pragma unroll
-    for (int c = 0; c < tiles;
-         c++) /* columns that do not exist read the last one: their sums are not looked at */
-        column[c] = pieces + min(c * 8 + g, columns - 1) * words + t * 4;
-    for (uint32_t first = begin; first < end;) {
-#pragma unroll
-        for (uint32_t i = 0; i < FLIGHT; i++) {
-            if (first + i >= end)
-                break;
-            float unit[tiles][4] = {};
-#pragma unroll
-            for (uint32_t part = 0; part < parts; part++)
-                multiply_part<kind, tiles>(unit, raw[i], part, column, ((first + i) * parts + part) * 16);
-            float scale[2] = {1.0f, 1.0f};
-            if (kind == FT_EXPERT_FP8) { /* one block per unit: lane t 0 always lies inside the row */
-                scale[0] = __uint_as_float(__shfl_sync(0xffffffffu, raw[i][0].scale, (int)(lane & ~3u)));
-                scale[1] = __uint_as_float(__shfl_sync(0xffffffffu, raw[i][1].scale, (int)(lane & ~3u)));
-            }
-#pragma unroll
-            for (int c = 0; c < tiles; c++)
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    sum[c][j] = kind == FT_EXPERT_FP8 ? fmaf(unit[c][j], scale[j >> 1], sum[c][j])
-                                                      : sum[c][j] + unit[c][j];
-            if (first + i + FLIGHT < end)
-                ask_unit<kind>(raw[i], layout, w, first + i + FLIGHT, end);
-        }
-        first += FLIGHT;
-    }
-}
-
-/* A warp's sums to `put` [16 weight rows][8 tiles]. */
-template <int tiles> static __device__ __forceinline__ void put_sums(float *put, const float sum[tiles][4])
-{
-    uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-#pragma unroll
-    for (int c = 0; c < tiles; c++)
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            put[(g + (j >> 1) * 8) * (8 * tiles) + c * 8 + 2 * t + (j & 1)] = sum[c][j];
-}
-/* The three pieces of row r of weight row i, the smallest first. */
-template <int tiles>
-static __device__ __forceinline__ float take_sum(const float *put, uint32_t i, uint32_t r)
-{
-    const float *from = put + i * (8 * tiles) + 3 * r;
-    return from[2] + from[1] + from[0];
-}
-
 /* The rows of group `group` of the list: [begin, end) of its pairs; false: no such group. A list of one row
  * has one pair a group. The address comes with the count, not behind it. */
+template <bool single>
 static __device__ __forceinline__ bool find_group(const struct ft_expert_args *a, uint32_t group,
                                                   uint32_t *begin, uint32_t *end, const char **blob)
 {
@@ -241,77 +43,136 @@ static __device__ __forceinline__ bool find_group(const struct ft_expert_args *a
                 : NULL;
     if (group >= count)
         return false;
-    if (!a->one_row) {
+    if (!single && !a->one_row) {
         *begin = __ldcg(a->list.pair_begin + group);
         *end = __ldcg(a->list.pair_begin + group + 1);
     }
     return true;
 }
 
-/* A block's results: hidden units unit0 .. unit0 + 7 of `rows` pairs from `first` on. */
-template <int tiles>
+/* A block's results: hidden units unit0 .. unit0 + 7 of `rows` pairs from `first` on. A warp per row, lane =
+ * 8 part + unit. */
+template <int kind, int tiles>
 static __device__ __forceinline__ void finish_up(const struct ft_expert_args *a, const float *put,
                                                  const char *blob, uint32_t unit0, uint32_t first,
                                                  uint32_t rows, float gate_factor, float up_factor)
 {
-    for (uint32_t i = threadIdx.x; i < UP_UNITS * rows; i += UP_THREADS) {
-        uint32_t r = i / UP_UNITS, unit = unit0 + i % UP_UNITS, at = i % (TILE / 2);
-        const float *from = put + i % UP_UNITS / (TILE / 2) * UP_PARTS * (TILE * 8 * tiles);
-        float value[2] = {0.0f, 0.0f};
+    static_assert(UP_PARTS == 4 && TILE == 16, "a lane per part and unit");
+    uint32_t lane = threadIdx.x & 31, unit = unit0 + lane % 8;
+    const float *gate_bias = ft_expert_bias(&a->layout, blob, 0),
+                *up_bias = ft_expert_bias(&a->layout, blob, 1);
+    bool exists = lane < 8 && unit < a->layout.width;
+    put += lane / 8 * (TILE * 8 * tiles);
+    for (uint32_t r = threadIdx.x >> 5; r < rows; r += UP_PARTS) {
+        float gate = take_sum<kind, tiles>(put, lane % 8, r),
+              up = take_sum<kind, tiles>(put, lane % 8 + 8, r);
 #pragma unroll
-        for (uint32_t w = 0; w < UP_PARTS; w++)
-#pragma unroll
-            for (uint32_t half = 0; half < 2; half++)
-                value[half] += take_sum<tiles>(from + w * (TILE * 8 * tiles), at + half * (TILE / 2), r);
-        if (unit >= a->layout.width)
+        for (int step = 8; step < 32; step *= 2) {
+            gate += __shfl_xor_sync(0xffffffffu, gate, step);
+            up += __shfl_xor_sync(0xffffffffu, up, step);
+        }
+        if (!exists)
             continue;
-        const float *gate_bias = ft_expert_bias(&a->layout, blob, 0),
-                    *up_bias = ft_expert_bias(&a->layout, blob, 1);
-        float gate = fmaf(value[0], gate_factor, gate_bias ? gate_bias[unit] : 0.0f);
-        float up = fmaf(value[1], up_factor, up_bias ? up_bias[unit] : 0.0f);
+        gate = fmaf(gate, gate_factor, gate_bias ? gate_bias[unit] : 0.0f);
+        up = fmaf(up, up_factor, up_bias ? up_bias[unit] : 0.0f);
         a->h[(uint64_t)(first + r) * a->layout.width + unit] = ft_expert_activate(&a->layout, gate, up);
     }
 }
 
-template <int kind, int tiles>
-static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS)
-    up_kernel(struct ft_expert_args a, uint32_t rows_at_once)
+/* Whether the kernels for a single row take multiply_short. */
+template <int kind> static __host__ __device__ __forceinline__ constexpr bool is_short()
 {
-    FT_SHARED_DYNAMIC(uint32_t, pieces);
-    FT_SHARED(float, put, UP_TILES *UP_PARTS *TILE * 8 * tiles);
-    constexpr uint32_t run = ft_expert_run<kind>();
-    uint32_t begin, end, warp = threadIdx.x >> 5, part = warp % UP_PARTS, unit0 = blockIdx.x * UP_UNITS;
+    return kind == FT_EXPERT_NVFP4 || kind == FT_EXPERT_MXFP4;
+}
+static __host__ __device__ __forceinline__ uint32_t up_share(uint32_t units)
+{
+    return (units + UP_PARTS - 1) / UP_PARTS;
+}
+
+/* Units of a warp's share that the kernel for a single row has room for. */
+template <int kind> static __host__ __device__ __forceinline__ constexpr uint32_t share_max()
+{
+    return is_short<kind>() ? UP_FLIGHT + 1 : 192u / ft_expert_run<kind>();
+}
+/* u32 that a warp copies for its share, and has in shared memory. */
+template <int kind> static __host__ __device__ __forceinline__ constexpr uint32_t share_words()
+{
+    return (share_max<kind>() * ft_stage_unit_words<kind>() + 127) / 128 * 128;
+}
+/* A warp's share of a staged row to shared memory, and what stands behind it: comparing would cost more than
+ * copying too much (ft_workspace_staged_words leaves room). All loads are under way at return. */
+template <uint32_t words>
+static __device__ __forceinline__ void copy_share(uint32_t *to, const uint32_t *from)
+{
+    static_assert(words <= FT_WORKSPACE_STAGED_SLACK, "room behind the last row");
+    uint32_t lane = threadIdx.x & 31;
+    to += lane * 4;
+    from += lane * 4;
+#pragma unroll
+    for (uint32_t i = 0; i < words; i += 128)
+        ft_copy_async16(to + i, from + i);
+    ft_copy_async_commit();
+}
+
+/* single: a step of one row, so that a group is one pair (a.one_row); its pieces go through shared memory, a
+ * share per warp. Several rows are read where route put them. */
+template <int kind, int tiles, bool single>
+static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS(single))
+    up_kernel(const __grid_constant__ struct ft_expert_args a, uint32_t rows_at_once)
+{
+    FT_SHARED_DYNAMIC(uint32_t, pieces); /* single: [warp][share] units */
+    FT_SHARED(float, put, UP_PARTS *TILE * 8 * tiles);
+    constexpr uint32_t run = ft_expert_run<kind>(), unit_words = ft_stage_unit_words<kind>();
+    uint32_t begin, end, warp = threadIdx.x >> 5, unit0 = blockIdx.x * UP_UNITS;
+    uint32_t words = ft_stage_words<kind>(a.layout.hidden), units = ft_stage_units(a.layout.hidden, run);
+    uint32_t share = up_share(units), unit_begin = min(warp * share, units);
+    uint32_t unit_end = min(unit_begin + share, units);
     const char *blob;
-    if (a.one_row) /* x was there before the kernel in front began (expert_args.cuh) */
-        stage<kind>(pieces, a.x, NULL, 0, 1, a.layout.hidden);
     ft_wait_previous();
     ft_begin_next();
     if (a.stamp && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
         *a.stamp = ft_global_timer();
-    if (!find_group(&a, blockIdx.y, &begin, &end, &blob))
+    uint32_t *mine = pieces + warp * share_words<kind>();
+    if (single)
+        copy_share<share_words<kind>()>(mine, a.staged + unit_begin * unit_words);
+    if (!find_group<single>(&a, blockIdx.y, &begin, &end, &blob)) {
+        ft_copy_async_wait<0>();
         return;
-    struct ft_expert_raw raw[FLIGHT][2];
+    }
+    struct ft_expert_raw raw[UP_FLIGHT][2];
     struct tile_rows w;
-    uint32_t row = min(unit0 + warp / UP_PARTS * (TILE / 2) + (threadIdx.x >> 2 & 7), a.layout.width - 1);
+    uint32_t row = min(unit0 + (threadIdx.x >> 2 & 7), a.layout.width - 1);
     struct ft_expert_matrix gate = ft_expert_matrix_of<kind>(&a.layout, blob, 0);
     struct ft_expert_matrix up = ft_expert_matrix_of<kind>(&a.layout, blob, 1);
-    aim<kind>(&w, 0, &a.layout, &gate, row);
-    aim<kind>(&w, 1, &a.layout, &up, row);
-    uint32_t units = (a.layout.hidden + 4 * run - 1) / (4 * run), share = (units + UP_PARTS - 1) / UP_PARTS;
-    uint32_t unit_begin = part * share, unit_end = min(part * share + share, units);
+    aim<kind>(&w, 0, &a.layout, &gate, row, unit_begin, unit_end);
+    aim<kind>(&w, 1, &a.layout, &up, row, unit_begin, unit_end);
     for (uint32_t first = begin; first < end; first += rows_at_once) {
-        uint32_t rows = min(end - first, rows_at_once);
-        ask<kind>(raw, &a.layout, &w, unit_begin, unit_end);
-        if (!a.one_row) {
-            __syncthreads(); /* the pass before has read its pieces */
-            stage<kind>(pieces, a.x, a.list.pair_row, first, rows, a.layout.hidden);
-        }
-        __syncthreads();
+        uint32_t rows = single ? 1 : min(end - first, rows_at_once);
+        struct tile_rows at = w;
+        ask<kind, UP_FLIGHT>(raw, &at);
+        struct tile_columns<tiles> b;
         float sum[tiles][4] = {};
-        multiply<kind, tiles>(sum, raw, &a.layout, &w, unit_begin, unit_end, pieces, rows * 3);
+        if constexpr (single) {
+            aim_columns<kind, tiles>(&b, 1, 0, [&](uint32_t) { return mine; });
+            ft_copy_async_wait<0>();
+            __syncwarp();
+        } else {
+            aim_columns<kind, tiles>(&b, rows, unit_begin, [&](uint32_t r) {
+                return a.staged + (uint64_t)__ldcg(a.list.pair_row + first + r) * words;
+            });
+        }
+        if constexpr (single && is_short<kind>())
+            multiply_short<kind, tiles, UP_FLIGHT, UP_FLIGHT + 1>(sum, raw, &at, unit_end - unit_begin, &b);
+        else
+            multiply<kind, tiles, UP_FLIGHT>(sum, raw, &at, unit_end - unit_begin, &b);
+        if (first != begin)
+            __syncthreads(); /* the pass before has read its sums */
         put_sums<tiles>(put + warp * (TILE * 8 * tiles), sum);
-        __syncthreads(); /* the next pass writes `put` behind two more barriers */
-        finish_up<tiles>(&a, put, blob, unit0, first, rows, gate.factor, up.factor);
+        __syncthreads();
+        finish_up<kind, tiles>(&a, put, blob, unit0, first, rows, gate.factor * tile_factor<kind>(),
+                               up.factor * tile_factor<kind>());
+        if (single)
+            break;
     }
 }
 
@@ -361,10 +222,10 @@ static __device__ void shared_down(const struct shared_args *s)
     }
 }
 
-template <int kind, int tiles>
+template <int kind, int tiles, bool single>
 static __global__ void __launch_bounds__(DOWN_THREADS, DOWN_BLOCKS)
-    down_kernel(struct ft_expert_args a, struct shared_args s, uint32_t blocks_per_group,
-                uint32_t rows_at_once)
+    down_kernel(const __grid_constant__ struct ft_expert_args a, const __grid_constant__ struct shared_args s,
+                uint32_t blocks_per_group, uint32_t rows_at_once)
 {
     FT_SHARED_DYNAMIC(uint32_t, pieces);
     FT_SHARED(float, put, DOWN_WARPS *TILE * 8 * tiles);
@@ -379,30 +240,39 @@ static __global__ void __launch_bounds__(DOWN_THREADS, DOWN_BLOCKS)
         return;
     }
     uint32_t group = block / blocks_per_group;
-    if (!find_group(&a, group, &begin, &end,
-                    &blob)) { /* the list was there before the kernel in front began */
+    if (!find_group<single>(&a, group, &begin, &end,
+                            &blob)) { /* the list was there before the kernel in front began */
         ft_wait_previous();
         return;
     }
-    struct ft_expert_raw raw[FLIGHT][2];
+    struct ft_expert_raw raw[DOWN_FLIGHT][2];
     struct tile_rows w;
-    uint32_t units = (a.layout.width + 4 * run - 1) / (4 * run), lane = threadIdx.x & 31;
+    uint32_t units = ft_stage_units(a.layout.width, run), words = ft_stage_words<kind>(a.layout.width);
+    uint32_t lane = threadIdx.x & 31;
     uint32_t row0 = (block % blocks_per_group * DOWN_WARPS + warp) * TILE;
     struct ft_expert_matrix m = ft_expert_matrix_of<kind>(&a.layout, blob, 2);
-    aim<kind>(&w, 0, &a.layout, &m, min(row0 + (lane >> 2), a.layout.hidden - 1));
-    aim<kind>(&w, 1, &a.layout, &m, min(row0 + (lane >> 2) + 8, a.layout.hidden - 1));
+    aim<kind>(&w, 0, &a.layout, &m, min(row0 + (lane >> 2), a.layout.hidden - 1), 0, units);
+    aim<kind>(&w, 1, &a.layout, &m, min(row0 + (lane >> 2) + 8, a.layout.hidden - 1), 0, units);
     const float *bias = ft_expert_bias(&a.layout, blob, 2);
     for (uint32_t first = begin; first < end; first += rows_at_once) {
-        uint32_t rows = min(end - first, rows_at_once);
-        ask<kind>(raw, &a.layout, &w, 0, units);
+        uint32_t rows = single ? 1 : min(end - first, rows_at_once);
+        struct tile_rows at = w;
+        ask<kind, DOWN_FLIGHT>(raw, &at);
         if (first == begin)
             ft_wait_previous();
         else
             __syncthreads(); /* the pass before has read its pieces */
-        stage<kind>(pieces, a.h, NULL, first, rows, a.layout.width);
+        for (uint32_t r = 0; r < rows; r++)
+            ft_stage_row<kind>(pieces + r * words, a.h + (uint64_t)(first + r) * a.layout.width,
+                               a.layout.width);
         __syncthreads();
+        struct tile_columns<tiles> b;
+        aim_columns<kind, tiles>(&b, rows, 0, [&](uint32_t r) { return pieces + r * words; });
         float sum[tiles][4] = {};
-        multiply<kind, tiles>(sum, raw, &a.layout, &w, 0, units, pieces, rows * 3);
+        if constexpr (single && is_short<kind>())
+            multiply_short<kind, tiles, DOWN_FLIGHT, DOWN_FLIGHT>(sum, raw, &at, units, &b);
+        else
+            multiply<kind, tiles, DOWN_FLIGHT>(sum, raw, &at, units, &b);
         float *mine = put + warp * (TILE * 8 * tiles);
         put_sums<tiles>(mine, sum);
         __syncwarp();
@@ -410,9 +280,12 @@ static __global__ void __launch_bounds__(DOWN_THREADS, DOWN_BLOCKS)
             uint32_t r = i / TILE, out = row0 + i % TILE;
             if (out < a.layout.hidden)
                 a.y[(uint64_t)__ldcg(a.list.pair_out + first + r) * a.layout.hidden + out] =
-                    fmaf(take_sum<tiles>(mine, i % TILE, r), m.factor, bias ? bias[out] : 0.0f);
+                    fmaf(take_sum<kind, tiles>(mine, i % TILE, r), m.factor * tile_factor<kind>(),
+                         bias ? bias[out] : 0.0f);
         }
         __syncwarp();
+        if (single)
+            break;
     }
 }
 
@@ -434,7 +307,7 @@ static __global__ void slow_up_kernel(struct ft_expert_args a)
     ft_begin_next();
     if (a.stamp && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
         *a.stamp = ft_global_timer();
-    if (!find_group(&a, blockIdx.y, &begin, &end, &blob) || unit >= a.layout.width)
+    if (!find_group<false>(&a, blockIdx.y, &begin, &end, &blob) || unit >= a.layout.width)
         return;
     struct ft_matrix gate_w = ft_expert_view_device(&a.layout, blob, 0),
                      up_w = ft_expert_view_device(&a.layout, blob, 1);
@@ -461,7 +334,7 @@ static __global__ void slow_down_kernel(struct ft_expert_args a, struct shared_a
     uint32_t block = blockIdx.x - s.blocks, group = block / blocks_per_group, begin, end;
     uint32_t out = block % blocks_per_group * DOWN_WARPS + (threadIdx.x >> 5);
     const char *blob;
-    if (!find_group(&a, group, &begin, &end, &blob) || out >= a.layout.hidden)
+    if (!find_group<false>(&a, group, &begin, &end, &blob) || out >= a.layout.hidden)
         return;
     struct ft_matrix w = ft_expert_view_device(&a.layout, blob, 2);
     const float *bias = ft_expert_bias(&a.layout, blob, 2);
@@ -479,45 +352,33 @@ static uint32_t div_up(uint32_t a, uint32_t b)
     return (a + b - 1) / b;
 }
 
-/* Rows staged at once so that their pieces take `in` columns each: as many as fit. 0: not even one. */
-static uint32_t rows_that_fit(uint32_t in, uint32_t run, uint32_t rows_bound)
+/* Rows of h staged at once in shared memory: as many as fit, `words` each. 0: not even one. */
+static uint32_t rows_that_fit(uint32_t words, uint32_t rows_bound)
 {
-    uint32_t bytes = 3 * 4 * column_words(in, run),
-             rows = FT_MIN(FT_MIN(rows_bound, ROWS_AT_ONCE), SHARED_PREFERRED / bytes);
+    uint32_t bytes = 4 * words, rows = FT_MIN(FT_MIN(rows_bound, ROWS_AT_ONCE), SHARED_PREFERRED / bytes);
     return rows ? rows : bytes <= SHARED_MAX ? 1 : 0;
 }
 
-template <int kind, int up_tiles, int down_tiles>
-static int launch_fast(const struct ft_expert_args *a, const struct shared_args *s, uint32_t groups,
-                       uint32_t up_rows, uint32_t down_rows, void *stream)
+template <int kind, int tiles, bool single>
+static int launch_up(const struct ft_expert_args *a, uint32_t groups, uint32_t rows, uint32_t shared,
+                     void *stream)
 {
-    constexpr uint32_t run = ft_expert_run<kind>();
-    uint32_t up_shared = up_rows * 12 * column_words(a->layout.hidden, run);
-    uint32_t down_shared = down_rows * 12 * column_words(a->layout.width, run);
-    uint32_t per_group = div_up(a->layout.hidden, TILE * DOWN_WARPS);
-    int error = 0;
-    if (up_shared > SHARED_PREFERRED)
-        error = FT_SHARED_LIMIT((up_kernel<kind, up_tiles>), up_shared);
-    if (!error && down_shared > SHARED_PREFERRED)
-        error = FT_SHARED_LIMIT((down_kernel<kind, down_tiles>), down_shared);
-    if (!error)
-        error = FT_LAUNCH_NEXT((up_kernel<kind, up_tiles>), dim3(div_up(a->layout.width, UP_UNITS), groups),
-                               dim3(UP_THREADS), up_shared, stream, *a, up_rows);
-    if (!error)
-        error = FT_LAUNCH_NEXT((down_kernel<kind, down_tiles>), dim3(s->blocks + per_group * groups),
-                               dim3(DOWN_THREADS), down_shared, stream, *a, *s, per_group, down_rows);
-    return error;
+    return FT_LAUNCH_NEXT((up_kernel<kind, tiles, single>), dim3(div_up(a->layout.width, UP_UNITS), groups),
+                          dim3(UP_THREADS), shared, stream, *a, rows);
 }
 
-template <int kind>
-static int launch_kind(const struct ft_expert_args *a, const struct shared_args *s, uint32_t groups,
-                       uint32_t up_rows, uint32_t down_rows, void *stream)
+template <int kind, int tiles, bool single>
+static int launch_down(const struct ft_expert_args *a, const struct shared_args *s, uint32_t groups,
+                       uint32_t rows, void *stream)
 {
-    bool up_wide = up_rows > 2, down_wide = down_rows > 2;
-    return up_wide && down_wide ? launch_fast<kind, 2, 2>(a, s, groups, up_rows, down_rows, stream)
-           : up_wide            ? launch_fast<kind, 2, 1>(a, s, groups, up_rows, down_rows, stream)
-           : down_wide          ? launch_fast<kind, 1, 2>(a, s, groups, up_rows, down_rows, stream)
-                                : launch_fast<kind, 1, 1>(a, s, groups, up_rows, down_rows, stream);
+    uint32_t shared = rows * 4 * ft_stage_words<kind>(a->layout.width);
+    uint32_t per_group = div_up(a->layout.hidden, TILE * DOWN_WARPS);
+    int error = 0;
+    if (shared > SHARED_PREFERRED)
+        error = FT_SHARED_LIMIT((down_kernel<kind, tiles, single>), shared);
+    return error ? error
+                 : FT_LAUNCH_NEXT((down_kernel<kind, tiles, single>), dim3(s->blocks + per_group * groups),
+                                  dim3(DOWN_THREADS), shared, stream, *a, *s, per_group, rows);
 }
 
 static int launch_slow(const struct ft_expert_args *a, const struct shared_args *s, uint32_t groups,
@@ -531,24 +392,41 @@ static int launch_slow(const struct ft_expert_args *a, const struct shared_args 
                                   0, stream, *a, *s, per_group);
 }
 
+template <int kind>
+static int launch_kind(const struct ft_expert_args *a, const struct shared_args *s, uint32_t groups,
+                       uint32_t rows_bound, void *stream)
+{
+    uint32_t share = up_share(ft_stage_units(a->layout.hidden, ft_expert_run<kind>()));
+    uint32_t up_rows = FT_MIN(rows_bound, ROWS_AT_ONCE);
+    uint32_t down_rows = rows_that_fit(ft_stage_words<kind>(a->layout.width), rows_bound);
+    if (!down_rows)
+        return launch_slow(a, s, groups, stream);
+    bool single = a->one_row && share <= share_max<kind>();
+    int error = single
+                    ? launch_up<kind, 1, true>(a, groups, up_rows, UP_PARTS * share_words<kind>() * 4, stream)
+                : up_rows <= 2 ? launch_up<kind, 1, false>(a, groups, up_rows, 0, stream)
+                               : launch_up<kind, 2, false>(a, groups, up_rows, 0, stream);
+    if (error)
+        return error;
+    single = a->one_row &&
+             (!is_short<kind>() || ft_stage_units(a->layout.width, ft_expert_run<kind>()) <= DOWN_FLIGHT);
+    return single           ? launch_down<kind, 1, true>(a, s, groups, down_rows, stream)
+           : down_rows <= 2 ? launch_down<kind, 1, false>(a, s, groups, down_rows, stream)
+                            : launch_down<kind, 2, false>(a, s, groups, down_rows, stream);
+}
+
 static int launch_decode(const struct ft_expert_args *a, const struct shared_args *s, uint32_t groups,
                          uint32_t rows_bound, void *stream)
 {
-    enum ft_expert_kind kind = ft_expert_kind_of(&a->layout);
-    uint32_t run = kind == FT_EXPERT_BF16 ? 8 : kind == FT_EXPERT_FP8 ? 16 : 32;
-    uint32_t up_rows = rows_that_fit(a->layout.hidden, run, rows_bound);
-    uint32_t down_rows = rows_that_fit(a->layout.width, run, rows_bound);
-    if (!up_rows || !down_rows)
-        kind = FT_EXPERT_SLOW;
-    switch (kind) {
+    switch (ft_expert_kind_of(&a->layout)) {
     case FT_EXPERT_BF16:
-        return launch_kind<FT_EXPERT_BF16>(a, s, groups, up_rows, down_rows, stream);
+        return launch_kind<FT_EXPERT_BF16>(a, s, groups, rows_bound, stream);
     case FT_EXPERT_FP8:
-        return launch_kind<FT_EXPERT_FP8>(a, s, groups, up_rows, down_rows, stream);
+        return launch_kind<FT_EXPERT_FP8>(a, s, groups, rows_bound, stream);
     case FT_EXPERT_NVFP4:
-        return launch_kind<FT_EXPERT_NVFP4>(a, s, groups, up_rows, down_rows, stream);
+        return launch_kind<FT_EXPERT_NVFP4>(a, s, groups, rows_bound, stream);
     case FT_EXPERT_MXFP4:
-        return launch_kind<FT_EXPERT_MXFP4>(a, s, groups, up_rows, down_rows, stream);
+        return launch_kind<FT_EXPERT_MXFP4>(a, s, groups, rows_bound, stream);
     default:
         return launch_slow(a, s, groups, stream);
     }
@@ -581,6 +459,7 @@ extern "C" int ft_cuda_experts(const struct ft_cuda *c, uint32_t layer, const st
     a.layout = c->weights->layers[layer].expert_layout;
     a.list = *list;
     a.x = c->base + c->space.x;
+    a.staged = (const uint32_t *)(c->base + c->space.staged);
     a.h = c->base + c->space.expert_h;
     a.y = c->base + c->space.expert_y;
     a.stamp = stamp;

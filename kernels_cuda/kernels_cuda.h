@@ -220,7 +220,7 @@ int ft_cuda_ple_inject(const struct ft_cuda *c, uint32_t layer, void *stream);
 /* ---- router.cu ---- */
 /*
  * x -> router logits, top-k ids and weights (topk_ids, topk_weights); shared expert's hidden values and gate when the
- * model has one (shared_h, shared_gate). ids go to exchange.ids. `resolve`: looks every pair up in slot_of, fills
+ * model has one (shared_h, shared_gate); decode: x in the pieces that the experts multiply (staged). ids go to exchange.ids. `resolve`: looks every pair up in slot_of, fills
  * exchange.resident, sets on_cpu for the others, writes missing, host_x when any is missing, then raises `routed`.
  * Without resolve: raises `routed` only. A row with NaN logits: failed, ids 0..k-1, weights 0.
  * Equal logits: the lower id first; ids in descending order of logit. Weights as ft_router_topk of kernels_cpu.
@@ -228,7 +228,7 @@ int ft_cuda_ple_inject(const struct ft_cuda *c, uint32_t layer, void *stream);
 int ft_cuda_route(const struct ft_cuda *c, uint32_t layer, bool resolve, void *stream);
 
 /* ---- expert.cu ---- */
-/* The experts of a list: x -> expert_h -> expert_y [pair_out]. groups_bound, rows_bound: limits known at launch (groups;
+/* The experts of a list: x (decode: staged, by route) -> expert_h -> expert_y [pair_out]. groups_bound, rows_bound: limits known at launch (groups;
  * rows of one group). with_shared: the shared expert's down projection rides along: shared_h -> shared_y. All five
  * formats and both activations, biases. */
 int ft_cuda_experts(const struct ft_cuda *c, uint32_t layer, const struct ft_cuda_list *list, uint32_t groups_bound,

@@ -3,13 +3,14 @@
  * Which experts a row goes to, and who computes them.
  *
  * Decode form, one kernel: warps compute router logits, the shared expert's hidden values and its gate, with
- * the weights asked for before the kernel in front has ended; of the blocks with logits the one that ends
- * last picks every row's top k, looks the experts up in the slot map, groups those that are resident and
- * tells the driver. Prefill form: logits and shared projections by ft_cuda_project, then the same choice by a
- * block per row.
+ * the weights asked for before the kernel in front has ended; a block per row stages it for the experts; of
+ * the blocks with logits the one that ends last picks every row's top k, looks the experts up in the slot
+ * map, groups those that are resident and tells the driver. Prefill form: logits and shared projections by
+ * ft_cuda_project, then the same choice by a block per row.
  */
 #include <math.h>
 
+#include "kernels_cuda/expert_stage.cuh"
 #include "kernels_cuda/grouping.cuh"
 #include "kernels_cuda/rows_dot.cuh"
 
@@ -37,6 +38,8 @@ struct route_args {
     float *host_x;                            /* mapped */
     uint32_t *counter;
     uint64_t *stamp;
+    uint32_t *staged; /* decode: the rows of x for the experts (expert_stage.cuh) */
+    enum ft_expert_kind kind;
 };
 
 /* ---- choice ---- */
@@ -332,6 +335,7 @@ static __device__ void finish_one_row(const struct route_args *a, const float *x
  * expert and its gate. */
 struct route_tasks {
     uint32_t router, router_blocks, shared, gate;
+    uint32_t stage_blocks; /* in front of the others */
 };
 
 enum task_kind { TASK_ROUTER, TASK_SHARED, TASK_GATE, TASK_NONE };
@@ -343,9 +347,9 @@ static __device__ __forceinline__ enum task_kind aim_task(const struct route_arg
                                                           const struct route_tasks *tasks, uint32_t *number,
                                                           const struct ft_matrix *w[outs], uint32_t row[outs])
 {
-    uint32_t task = blockIdx.x * ROUTE_WARPS + (threadIdx.x >> 5);
+    uint32_t block = blockIdx.x - tasks->stage_blocks, task = block * ROUTE_WARPS + (threadIdx.x >> 5);
     enum task_kind kind = task < tasks->router ? TASK_ROUTER : TASK_NONE;
-    if (blockIdx.x >= tasks->router_blocks) {
+    if (block >= tasks->router_blocks) {
         task -= tasks->router_blocks * ROUTE_WARPS;
         kind = task < tasks->shared                 ? TASK_SHARED
                : task - tasks->shared < tasks->gate ? TASK_GATE
@@ -387,6 +391,29 @@ static __device__ __forceinline__ void store_task(const struct route_args *a, en
         }
 }
 
+template <int kind>
+static __device__ __forceinline__ void stage_to(const struct route_args *a, const float *x, uint32_t row)
+{
+    ft_stage_row<kind>(a->staged + (uint64_t)row * ft_stage_words<kind>(a->hidden), x, a->hidden);
+}
+/* A row of x for the experts, by a block. */
+static __device__ void stage_x(const struct route_args *a, uint32_t row)
+{
+    const float *x = a->x.x + row * a->x.stride;
+    switch (a->kind) {
+    case FT_EXPERT_BF16:
+        return stage_to<FT_EXPERT_BF16>(a, x, row);
+    case FT_EXPERT_FP8:
+        return stage_to<FT_EXPERT_FP8>(a, x, row);
+    case FT_EXPERT_NVFP4:
+        return stage_to<FT_EXPERT_NVFP4>(a, x, row);
+    case FT_EXPERT_MXFP4:
+        return stage_to<FT_EXPERT_MXFP4>(a, x, row);
+    default:
+        return;
+    }
+}
+
 /* Counts the blocks with router outputs; true in all threads of the one that came last. `word` [1]. */
 static __device__ __forceinline__ bool is_last_block(uint32_t *counter, uint32_t blocks, uint32_t *word)
 {
@@ -413,6 +440,14 @@ static __global__ void __launch_bounds__(ROUTE_THREADS, rows <= 4 ? 3 : 2)
     const struct ft_matrix *w[outs];
     uint32_t row[outs], task, warp = threadIdx.x >> 5;
     float sum[outs][rows];
+    if (blockIdx.x < tasks.stage_blocks) {
+        ft_wait_previous();
+        ft_begin_next();
+        if (a.stamp && blockIdx.x == 0 && threadIdx.x == 0)
+            *a.stamp = ft_global_timer();
+        stage_x(&a, blockIdx.x);
+        return;
+    }
     enum task_kind kind = aim_task<outs>(&a, &tasks, &task, w, row);
     struct ft_rows_x x = a.x;
     if (staged)
@@ -424,11 +459,14 @@ static __global__ void __launch_bounds__(ROUTE_THREADS, rows <= 4 ? 3 : 2)
             *a.stamp = ft_global_timer();
         if (staged)
             for (uint32_t i = threadIdx.x; i < a.x.rows * a.hidden / 4; i += ROUTE_THREADS)
-                ((float4 *)x_staged)[i] = __ldcg((const float4 *)a.x.x + i);
+                ft_copy_async16((float4 *)x_staged + i, (const float4 *)a.x.x + i);
+        ft_copy_async_commit(); /* all of them under way at once */
+        ft_copy_async_wait<0>();
         __syncthreads();
     });
     store_task<rows, outs>(&a, kind, task, sum);
-    if (blockIdx.x >= tasks.router_blocks || !is_last_block(a.counter, tasks.router_blocks, word))
+    if (blockIdx.x - tasks.stage_blocks >= tasks.router_blocks ||
+        !is_last_block(a.counter, tasks.router_blocks, word))
         return;
     if constexpr (rows == 1) {
         finish_one_row(&a, x.x, scratch, word + 1);
@@ -453,7 +491,9 @@ static int launch_decode(const struct route_args *a, void *stream)
     }
     uint32_t staged = a->x.rows <= STAGED_ROWS && bytes <= STAGED_MAX && a->hidden % 4 == 0 &&
                       a->x.stride == a->hidden && ((uintptr_t)a->x.x & 15) == 0;
-    dim3 grid(tasks.router_blocks + (tasks.shared + tasks.gate + ROUTE_WARPS - 1) / ROUTE_WARPS),
+    tasks.stage_blocks = a->kind == FT_EXPERT_SLOW ? 0 : a->x.rows;
+    dim3 grid(tasks.stage_blocks + tasks.router_blocks +
+              (tasks.shared + tasks.gate + ROUTE_WARPS - 1) / ROUTE_WARPS),
         block(ROUTE_THREADS);
     bytes = staged ? bytes : 0;
     if (a->x.rows <= 1 && a->topk <= 32)
@@ -570,6 +610,8 @@ extern "C" int ft_cuda_route(const struct ft_cuda *c, uint32_t layer, bool resol
     a.shared_h = c->base + c->space.shared_h;
     a.gate_value = c->base + c->space.shared_gate;
     a.stamp = ft_cuda_stamp_of(c, layer, FT_CUDA_STAMP_ROUTE);
+    a.staged = (uint32_t *)(c->base + c->space.staged);
+    a.kind = ft_expert_kind_of(&w->expert_layout);
     fill_exchange(&a, c, layer, resolve);
     return c->step.rows <= FT_CUDA_DECODE_ROWS ? launch_decode(&a, stream) : launch_prefill(c, &a, stream);
 }

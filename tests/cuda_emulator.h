@@ -249,11 +249,47 @@ static inline void ft_wait_previous(void) {}
 static inline void ft_begin_next(void) {}
 static inline void ft_prefetch_l2(const void *) {}
 static inline bool ft_can_launch_next(void) { return true; }
+static inline uint4 ft_load_stream16(const void *from) { return *(const uint4 *)from; }
 static inline void ft_copy_async16(void *shared, const void *global) { memcpy(shared, global, 16); }
 static inline void ft_copy_async_commit(void) {}
 template <int pending> static inline void ft_copy_async_wait(void) {}
 static inline float ft_emulated_half(uint32_t pair, unsigned high) { return __uint_as_float(high ? pair & 0xffff0000u : pair << 16); }
-static inline void ft_mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2])
+static inline float ft_f16_low(uint32_t pair)
+{
+    uint32_t bits = pair & 0x7fffu, sign = (pair & 0x8000u) << 16;
+    float value = bits >= 0x7c00u ? __uint_as_float(0x7f800000u | (bits & 0x3ffu) << 13) : __uint_as_float(bits << 13) * 0x1p112f;
+    return __uint_as_float(__float_as_uint(value) | sign);
+}
+static inline float ft_f16_high(uint32_t pair) { return ft_f16_low(pair >> 16); }
+static inline uint32_t ft_emulated_to_f16(float value)
+{
+    uint32_t bits = __float_as_uint(value), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u)
+        return 0x7fffu;
+    if (magnitude >= 0x477ff000u) // rounds beyond 65504
+        return sign | 0x7c00u;
+    if (magnitude < 0x38800000u) // subnormal: the f32 adder rounds at bit 2^-24
+        return sign | (__float_as_uint(__uint_as_float(magnitude) + 0.5f) - 0x3f000000u);
+    return sign | ((magnitude + 0xfffu + (magnitude >> 13 & 1u) - 0x38000000u) >> 13);
+}
+static inline uint32_t ft_to_f16_pair(float low, float high) { return ft_emulated_to_f16(low) | ft_emulated_to_f16(high) << 16; }
+static inline uint32_t ft_mul_f16_pair(uint32_t a, uint32_t b)
+{
+    return ft_to_f16_pair(ft_f16_low(a) * ft_f16_low(b), ft_f16_high(a) * ft_f16_high(b)); // products of f16 are exact in f32
+}
+static inline uint32_t ft_e4m3_to_f16_pair(uint32_t bytes)
+{
+    float value[2];
+    for (unsigned i = 0; i < 2; i++) {
+        uint32_t byte = bytes >> 8 * i & 0xffu, magnitude = byte & 0x7fu;
+        value[i] = magnitude == 0x7fu ? __uint_as_float(0x7fffffffu) : __uint_as_float(magnitude << 20) * 0x1p120f;
+        value[i] = byte & 0x80u ? -value[i] : value[i];
+    }
+    return ft_to_f16_pair(value[0], value[1]);
+}
+// One product of matrix units; half: the element of a pair as f32.
+template <class Half>
+static inline void ft_emulated_mma(float d[4], const uint32_t a[4], const uint32_t b[2], Half half)
 {
     uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
     const unsigned char *all = ft_emulated_exchange(0xffffffffu, mine, sizeof mine);
@@ -264,12 +300,20 @@ static inline void ft_mma_bf16(float d[4], const uint32_t a[4], const uint32_t b
             double sum = d[row * 2 + col]; // products are exact, the unit adds with more bits than f32
             for (unsigned k = 0; k < 16; k++) {
                 unsigned part = k >> 3, in = k & 7, owner = in >> 1, high = in & 1;
-                float x = ft_emulated_half(word(g * 4 + owner, part * 2 + row), high);
-                float y = ft_emulated_half(word((2 * t + col) * 4 + owner, 4 + part), high);
+                float x = half(word(g * 4 + owner, part * 2 + row), high);
+                float y = half(word((2 * t + col) * 4 + owner, 4 + part), high);
                 sum += (double)x * (double)y;
             }
             d[row * 2 + col] = (float)sum;
         }
+}
+static inline void ft_mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2])
+{
+    ft_emulated_mma(d, a, b, ft_emulated_half);
+}
+static inline void ft_mma_f16(float d[4], const uint32_t a[4], const uint32_t b[2])
+{
+    ft_emulated_mma(d, a, b, [](uint32_t pair, unsigned high) { return high ? ft_f16_high(pair) : ft_f16_low(pair); });
 }
 static inline uint32_t ft_mul_bf16_pair(uint32_t a, uint32_t b)
 {

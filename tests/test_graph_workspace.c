@@ -59,6 +59,8 @@ static void check_regions(const struct ft_workspace *w, const struct ft_model *m
         {w->logits_router, r * m->expert_count},
         {w->topk_ids, r * m->topk},
         {w->topk_weights, r * m->topk},
+        {w->staged,
+         m->topk ? (r < 16 ? r : 16) * ft_workspace_staged_words(h) + FT_WORKSPACE_STAGED_SLACK : 0},
         {w->expert_h, r * m->topk * m->expert_width},
         {w->expert_y, r * m->topk * h},
         {w->shared_h, r * (m->shared_width > m->dense_width ? m->shared_width : m->dense_width)},

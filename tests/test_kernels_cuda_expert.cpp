@@ -406,12 +406,21 @@ bounds expert_bounds(const world *w, uint32_t e, const float *x, double eps)
 }
 
 // Runs the list of `ids` and compares every row of expert_y. NaN rows of x must give NaN, and only they.
+// What the experts of a decode step read is there when route has run.
+void run_route(world *w)
+{
+    if (w->o.rows <= FT_CUDA_DECODE_ROWS)
+        CHECK_EQ(ft_cuda_route(&w->c, w->o.layer, false, nullptr), 0);
+    cuda_memory_sync("route");
+}
+
 void check_experts(world *w, const std::vector<uint32_t> &ids, double eps, bool with_shared)
 {
     host_list list = group(ids, w->o.topk, [](uint32_t) { return true; });
     ft_cuda_list d = upload(w, list, 3);
     uint64_t *stamp = mapped<uint64_t>(1);
     std::vector<float> shared_h = random_floats((size_t)w->o.rows * w->o.shared);
+    run_route(w);
     if (w->o.shared)
         w->write(w->c.space.shared_h, shared_h.data(), shared_h.size() * 4);
     CHECK_EQ(ft_cuda_experts(&w->c, w->o.layer, &d, d.groups_max, w->o.rows, with_shared, stamp, nullptr), 0);
@@ -588,6 +597,7 @@ TEST(nan_codes_and_scales_are_nan)
                     v.down.scale))[3 * (s.width / (s.format == FT_FORMAT_NVFP4 ? 16 : 32))] =
                     s.format == FT_FORMAT_NVFP4 ? 0x7f : 0xff;
             std::vector<uint32_t> ids = make_ids(w, SAME);
+            run_route(w);
             ft_cuda_list d = upload(w, group(ids, 2, [](uint32_t) { return true; }), 0);
             CHECK_EQ(ft_cuda_experts(&w->c, 1, &d, d.groups_max, rows, false, nullptr, nullptr), 0);
             cuda_memory_sync("NaN weights");

@@ -185,24 +185,34 @@ static void add_tiles(struct filler *f, enum ft_op op, uint32_t active, uint32_t
     }
 }
 
-static uint32_t tiles_of(const struct filler *f, uint32_t units, uint64_t bytes, uint32_t cpu_experts)
+/*
+ * How the layer's experts on the CPU are cut, in shares of H = tiles_max / 2, about the workers: 5 H / 2
+ * tiles of up projections, 4 H of down projections, H more for the last expert. Up tiles come first (the lane
+ * takes what was pushed after the router before what workers made ready), so they may be large: whoever finds
+ * none left has down tiles of earlier experts to do while the last up tiles end. The layer ends with down
+ * tiles, so those are small, and those of the last expert smaller. Together at most 7.5 H + 2 experts: see
+ * ft_graph_reserved_count.
+ */
+static uint32_t tiles_of(const struct filler *f, uint32_t units, uint64_t bytes, uint32_t share, bool halves)
 {
     const struct ft_tiling *tiling = &f->step->plan->tiling;
-    uint32_t share = (uint32_t)ft_div_up(2ull * FT_MAX(tiling->tiles_max, 2 * f->step->workers), cpu_experts);
-    share = FT_MIN(share, 2 * f->step->workers);
-    return ft_graph_tile_count(ft_div_up(units, 8), bytes / ft_div_up(units, 8), share,
-                               tiling->tile_bytes_min);
+    uint64_t blocks = ft_div_up(units, 8);
+    return ft_graph_tile_count(blocks, ft_div_up(bytes, blocks), FT_MAX(share, 1u),
+                               halves ? FT_MAX(tiling->tile_bytes_min / 2, 1u) : tiling->tile_bytes_min);
 }
 
 /* Up tiles, join, down tiles of one expert. Ready up tiles go to todo. */
-static uint32_t add_cpu_expert(struct filler *f, uint32_t active, uint32_t cpu_experts, uint32_t *todo,
-                               uint32_t count)
+static uint32_t add_cpu_expert(struct filler *f, uint32_t active, uint32_t cpu_experts, bool is_last,
+                               uint32_t *todo, uint32_t count)
 {
     const struct ft_expert_layout *layout = f->layout;
     struct ft_step *step = f->step;
     uint64_t up_bytes = (uint64_t)layout->bytes * 2 / 3, down_bytes = layout->bytes - up_bytes;
-    uint32_t ups = tiles_of(f, layout->width, up_bytes, cpu_experts);
-    uint32_t downs = tiles_of(f, layout->hidden, down_bytes, cpu_experts);
+    uint32_t half = step->plan->tiling.tiles_max / 2;
+    uint32_t up_share = (uint32_t)ft_div_up(5ull * half / 2, cpu_experts),
+             down_share = (uint32_t)ft_div_up(4ull * half, cpu_experts) + (is_last ? half : 0);
+    uint32_t ups = tiles_of(f, layout->width, up_bytes, up_share, false);
+    uint32_t downs = tiles_of(f, layout->hidden, down_bytes, down_share, is_last);
     uint32_t first = step->dynamic_count, join = first + ups, down = join + (ups > 1);
     add_tiles(f, FT_OP_EXPERT_UP, active, layout->width, ups, 0, ups > 1 ? join : down, ups > 1 ? 1 : downs,
               up_bytes);
@@ -375,9 +385,9 @@ uint32_t ft_step_expand(struct ft_step *step, uint32_t thread, uint32_t layer, u
         if (a->place[i] == FT_PLACE_DEVICE)
             a->blob[i] = ft_slots_memory(&step->slots, a->slot[i]);
     }
-    for (uint32_t i = 0; i < a->count; i++)
+    for (uint32_t i = 0, added = 0; i < a->count; i++)
         if (a->place[i] == FT_PLACE_CPU)
-            ready = add_cpu_expert(&f, i, cpu_experts, todo, ready);
+            ready = add_cpu_expert(&f, i, cpu_experts, ++added == cpu_experts, todo, ready);
     step->wave_first = step->dynamic_count;
     if (step->plan->device != FT_DEVICE_NONE)
         add_waves(&f, layer);

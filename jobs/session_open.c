@@ -358,6 +358,7 @@ static int open_lanes(struct ft_session *session, struct ft_error *err)
                                       .ring_entries = RING_ENTRIES,
                                       .backlog_entries = step->todo_max,
                                       .spin_ns = session->cuda ? SPIN_GPU_NS : SPIN_NS,
+                                      .producers_first = session->plan.device != FT_DEVICE_NONE,
                                       .run = ft_step_run_cpu,
                                       .idle = ft_step_idle_cpu,
                                       .room = ft_step_room_cpu,

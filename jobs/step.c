@@ -443,6 +443,10 @@ int ft_step_run(struct ft_step *step, const struct ft_graph *graph, struct ft_ba
     if (graph->io_count)
         ft_park_wake(&step->io.park);
     start_jobs(step);
+    /* While a GPU computes the dense part of the first layer: whoever has fallen asleep since the step before
+     * is there for that layer's experts. */
+    if (step->cuda && step->cpu_experts_last)
+        ft_lane_cpu_wake_all(step->cpu);
     if (step->meanwhile)
         step->meanwhile(step->meanwhile_context);
     if (!wait_end(step, epoch, timeout_ns))

@@ -111,6 +111,7 @@ struct ft_policy_params {
     double fetch_share;   /* hybrid: share of the misses to fetch, 0..1 */
     uint32_t slot_count;
     bool deterministic;   /* corrections and guard frozen */
+    bool no_prefetch;     /* idle time of the link stays idle */
     const void *extra;    /* policy's own input, e.g. recorded placements; outlives the state */
 };
 

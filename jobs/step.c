@@ -462,8 +462,10 @@ int ft_step_run(struct ft_step *step, const struct ft_graph *graph, struct ft_ba
     if (step->slots.count) {
         if (failed != FT_OK) {
             ft_slots_forget_step(&step->slots, step->step_number);
-            if (step->cuda) /* its own map still has what is forgotten */
+            if (step->cuda) { /* its own map still has what is forgotten */
+                ft_prefetch_drop(step);
                 ft_lane_cuda_map_changed(step->cuda);
+            }
         } else {
             ft_slots_release(&step->slots, step->x.active.slot, step->x.active.count);
         }

@@ -108,3 +108,36 @@ void ft_place_fetch(struct ft_place_state *state, const struct ft_layer_in *in, 
         out->victim[i] = in->prefill ? FT_NONE : ft_evict_lru_victim(&state->victims, j % found);
     }
 }
+
+static bool is_taken(const struct ft_layer_in *in, const struct ft_layer_out *out, uint32_t slot)
+{
+    bool taken = false;
+    for (uint32_t i = 0; i < in->active_count && !taken; i++)
+        taken = out->place[i] == FT_PLACE_FETCH && out->victim[i] == slot;
+    return taken;
+}
+
+void ft_place_keep(struct ft_place_state *state, const struct ft_layer_in *in, struct ft_layer_out *out,
+                   uint32_t first, uint32_t count)
+{
+    count = FT_MIN(count, out->prefetch_max);
+    if (in->prefill || !count || first >= state->misses.count)
+        return;
+    uint32_t found = find_victims(state, in, FT_MIN(first + count, state->capacity)), next = 0;
+    for (uint32_t j = first; j < state->misses.count && out->prefetch_count < count; j++) {
+        uint32_t i = ft_pick_index(&state->misses, j);
+        if (out->place[i] != FT_PLACE_CPU)
+            continue;
+        while (next < found && is_taken(in, out, ft_evict_lru_victim(&state->victims, next)))
+            next++;
+        if (next == found)
+            return;
+        uint32_t slot = ft_evict_lru_victim(&state->victims, next++), n = out->prefetch_count;
+        if (in->slots.expert[slot] != FT_NONE && in->slots.last_used[slot] >= in->step)
+            return;
+        out->prefetch_layer[n] = in->layer;
+        out->prefetch_expert[n] = in->expert[i];
+        out->prefetch_victim[n] = slot;
+        out->prefetch_count = n + 1;
+    }
+}

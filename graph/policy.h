@@ -124,6 +124,9 @@ struct ft_policy {
     void (*decide_layer)(void *state, const struct ft_layer_in *in, struct ft_layer_out *out);
     void (*observe)(void *state, const struct ft_observation *observation); /* may be NULL */
     void (*step_end)(void *state, const struct ft_step_summary *summary);   /* may be NULL */
+    /* May be NULL. Called between two decisions while the lanes are at work on the first: time for what the next one
+     * would have to do while they wait. */
+    void (*prepare)(void *state, const struct ft_slot_view *slots, uint32_t step);
     /* A policy that repeats given choices: how many it could not repeat so far. NULL for the others. Called between
      * steps. */
     uint64_t (*departures)(const void *state);

@@ -469,6 +469,11 @@ static void drive_router(struct drive *d, uint32_t job, uint32_t layer)
         for (uint32_t i = step->wave_first; i < step->wave_first + step->wave_count; i++)
             if (step->dynamic[i].op == FT_OP_EXPERT_DEVICE)
                 complete_link(d, i, ft_clock_ns(&step->clock));
+        if (step->policy->prepare && step->wave_count) { /* copies and CPU take longer than this */
+            struct ft_slot_view view;
+            ft_slots_view(&step->slots, &view);
+            step->policy->prepare(step->policy_state, &view, step->step_number);
+        }
     } else {
         run_waves(d, layer);
     }

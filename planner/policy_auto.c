@@ -547,4 +547,5 @@ const struct ft_policy ft_policy_auto = {.abi = FT_POLICY_ABI,
                                          .init = init,
                                          .decide_layer = decide_layer,
                                          .observe = observe,
-                                         .step_end = step_end};
+                                         .step_end = step_end,
+                                         .prepare = ft_place_prepare};

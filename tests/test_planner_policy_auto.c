@@ -35,6 +35,7 @@ struct result {
 static uint32_t ahead_max;
 static double gap_ns = 300000;
 static bool no_prefetch;
+static bool prepares; /* between two layers, as a GPU lane does */
 
 struct sim {
     const struct ft_policy *policy;
@@ -165,6 +166,8 @@ static void run_router(struct sim *s, uint32_t step, uint32_t layer, struct ft_s
         s->slot_expert[ahead_victim[i]] = ahead_expert[i];
         s->slot_used[ahead_victim[i]] = step;
     }
+    if (prepares && s->policy->prepare)
+        s->policy->prepare(s->state, &in.slots, step);
     s->result.ahead += step > STEPS / 2 ? out.prefetch_count : 0;
     s->result.ahead_most = FT_MAX(s->result.ahead_most, out.prefetch_count);
     summary->misses += fetched + on_cpu;
@@ -394,8 +397,26 @@ TEST(what_is_not_used_again_is_not_copied_ahead)
     free(ids);
 }
 
+/* Victims found ahead of time are those that would have been found in time. */
+TEST(what_is_prepared_changes_no_choice)
+{
+    make_routing();
+    for (ahead_max = 0; ahead_max <= TOPK; ahead_max += TOPK) {
+        struct result in_time = simulate(&ft_policy_auto, &told, &as_told, 0, false);
+        prepares = true;
+        struct result prepared = simulate(&ft_policy_auto, &told, &as_told, 0, false);
+        prepares = false;
+        CHECK(in_time.missed > 0 && in_time.missed == prepared.missed);
+        CHECK(in_time.fetched == prepared.fetched && in_time.layer_ns == prepared.layer_ns);
+        CHECK_EQ(in_time.ahead, prepared.ahead);
+        CHECK_EQ(prepared.repairs, 0);
+    }
+    ahead_max = 0;
+}
+
 TEST_MAIN(RUN(a_true_belief_is_as_good_as_the_best_share) RUN(a_wrong_belief_is_corrected)
               RUN(a_belief_that_shuns_a_lane_is_found_out) RUN(nothing_measured_is_no_obstacle)
                   RUN(deterministic_runs_neither_learn_nor_probe)
                       RUN(the_links_idle_time_makes_experts_of_the_cpu_resident)
-                          RUN(what_is_not_used_again_is_not_copied_ahead) ft_routing_free(&routing);)
+                          RUN(what_is_not_used_again_is_not_copied_ahead)
+                              RUN(what_is_prepared_changes_no_choice) ft_routing_free(&routing);)

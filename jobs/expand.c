@@ -362,6 +362,16 @@ static void count_places(struct ft_step *step, uint32_t layer, uint32_t expert_b
     }
 }
 
+/* The router still holds its own count of the join, so it cannot fall to 0 before the jobs made so far are
+ * added; none of them may be handed over before. */
+static void hold_combine(struct filler *f)
+{
+    struct ft_step *step = f->step;
+    atomic_fetch_add_explicit(&step->counter[step->graph->combine_job[f->layer]], (int32_t)f->releases,
+                              memory_order_relaxed);
+    f->releases = 0;
+}
+
 uint32_t ft_step_expand(struct ft_step *step, uint32_t thread, uint32_t layer, uint32_t *todo, uint32_t count)
 {
     struct ft_active *a = &step->x.active;
@@ -385,22 +395,27 @@ uint32_t ft_step_expand(struct ft_step *step, uint32_t thread, uint32_t layer, u
         if (a->place[i] == FT_PLACE_DEVICE)
             a->blob[i] = ft_slots_memory(&step->slots, a->slot[i]);
     }
-    for (uint32_t i = 0, added = 0; i < a->count; i++)
-        if (a->place[i] == FT_PLACE_CPU)
-            ready = add_cpu_expert(&f, i, cpu_experts, ++added == cpu_experts, todo, ready);
+    if (cpu_experts && step->plan->device != FT_DEVICE_NONE)
+        ft_lane_cpu_set_active(step->cpu, true);
+    for (uint32_t i = 0, added = 0; i < a->count; i++) {
+        if (a->place[i] != FT_PLACE_CPU)
+            continue;
+        ready = add_cpu_expert(&f, i, cpu_experts, ++added == cpu_experts, todo, ready);
+        if (added == 1 && cpu_experts > 1 && step->cuda) { /* workers begin while the rest is being made */
+            hold_combine(&f);
+            ft_step_hand_over(step, thread, todo + count, ready - count);
+            ready = count;
+        }
+    }
     step->wave_first = step->dynamic_count;
     if (step->plan->device != FT_DEVICE_NONE)
         add_waves(&f, layer);
     step->wave_count = step->dynamic_count - step->wave_first;
-    /* The router still holds its own count of the join, so it cannot fall to 0 before these are added. */
-    atomic_fetch_add_explicit(&step->counter[step->graph->combine_job[layer]], (int32_t)f.releases,
-                              memory_order_relaxed);
+    hold_combine(&f);
     if (step->wave_count)
         ft_park_wake(&step->link.park);
     if (out.prefetch_count)
         ft_prefetch_publish(step, &out);
-    if (cpu_experts && step->plan->device != FT_DEVICE_NONE)
-        ft_lane_cpu_set_active(step->cpu, true);
     record_policy(step, thread, layer, start);
     return ready;
 }

@@ -11,9 +11,12 @@
  * staging buffers in turn and never touch the slots; the fetches of wave w wait for group w - 2, which read
  * the same buffer.
  */
+#include <sched.h>
 #include <string.h>
 
 #include "jobs/step.h"
+
+#define TOLD_LOOKS 64u /* between two offers of the core */
 
 /* ---- grouping ---- */
 
@@ -372,6 +375,17 @@ static void hold_combine(struct filler *f)
     f->releases = 0;
 }
 
+/* The session's thread tells the policy of the step before while the first layer is computed; that is rarely
+ * late. It waits for nobody itself, so this ends, but it may need this core. */
+static void wait_until_told(struct ft_step *step)
+{
+    for (uint32_t looks = 1; atomic_load_explicit(&step->learning, memory_order_acquire); looks++)
+        if (looks % TOLD_LOOKS)
+            ft_park_pause();
+        else
+            (void)sched_yield();
+}
+
 uint32_t ft_step_expand(struct ft_step *step, uint32_t thread, uint32_t layer, uint32_t *todo, uint32_t count)
 {
     struct ft_active *a = &step->x.active;
@@ -379,6 +393,7 @@ uint32_t ft_step_expand(struct ft_step *step, uint32_t thread, uint32_t layer, u
     struct filler f = {.step = step, .layer = layer, .layout = &w->expert_layout};
     uint64_t start = ft_clock_ns(&step->clock);
     struct ft_layer_out out;
+    wait_until_told(step);
     if (step->slots.count) { /* the layer before is combined: its leases end */
         ft_slots_release(&step->slots, a->slot, a->count);
         ft_prefetch_settle(step, thread);

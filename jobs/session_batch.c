@@ -237,6 +237,8 @@ void ft_session_collect_records(void *context)
         }
         stats->trace_dropped += ring->dropped;
     }
+    if (session->options.policy->step_end)
+        session->options.policy->step_end(step->policy_state, &session->summary);
 }
 
 void ft_session_collect(struct ft_session *session)
@@ -244,7 +246,6 @@ void ft_session_collect(struct ft_session *session)
     struct ft_step *step = &session->step;
     struct ft_session_stats *stats = &session->stats;
     double ns = (double)(step->end_ns - step->begin_ns);
-    const struct ft_policy *policy = session->options.policy;
     ft_session_collect_records(session); /* of the step before, if nobody did */
     summarise(session, &session->summary);
     session->records_pending = true;
@@ -255,8 +256,6 @@ void ft_session_collect(struct ft_session *session)
     step->traces_done = rings;
     if (!step->meanwhile)
         ft_session_collect_records(session);
-    if (policy->step_end)
-        policy->step_end(step->policy_state, &session->summary);
     stats->steps++;
     stats->prefill_steps += session->batch.prefill;
     count_rows(stats, &session->batch);

@@ -436,6 +436,7 @@ int ft_step_run(struct ft_step *step, const struct ft_graph *graph, struct ft_ba
 {
     begin(step, graph, batch);
     uint32_t epoch = atomic_load_explicit(&step->epoch, memory_order_relaxed) + 1;
+    atomic_store_explicit(&step->learning, step->meanwhile && step->meanwhile_learns, memory_order_relaxed);
     /* release: pairs with the acquire in ft_step_wait_epoch */
     atomic_store_explicit(&step->epoch, epoch, memory_order_release);
     if (graph->device_count)
@@ -449,6 +450,8 @@ int ft_step_run(struct ft_step *step, const struct ft_graph *graph, struct ft_ba
         ft_lane_cpu_wake_all(step->cpu);
     if (step->meanwhile)
         step->meanwhile(step->meanwhile_context);
+    /* release: pairs with the acquire in ft_step_expand; the policy's state is written */
+    atomic_store_explicit(&step->learning, false, memory_order_release);
     if (!wait_end(step, epoch, timeout_ns))
         return ft_error_set(
             err, FT_TIMEOUT,

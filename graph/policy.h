@@ -75,7 +75,8 @@ struct ft_layer_in {
 
 /* The answer. Arrays are the caller's, [active_count]; prefetch arrays [prefetch_max]. A prefetch is a copy into a slot
  * that may be taken (not busy, no victim of this answer), made when the link has nothing else to do; from then on the
- * expert counts as resident. prefetch_max may be 0: in prefill, and while earlier prefetches wait. */
+ * expert counts as resident (on a GPU: once a later layer's fetches stand behind the copy). prefetch_max may be 0: in
+ * prefill, while earlier prefetches wait, and on a GPU in a layer that misses nothing. */
 struct ft_layer_out {
     uint8_t *place;   /* enum ft_place; DEVICE only where slot != FT_NONE, FETCH only where it is FT_NONE */
     uint8_t *reason;  /* enum ft_reason */

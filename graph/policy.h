@@ -75,7 +75,8 @@ struct ft_layer_in {
 
 /* The answer. Arrays are the caller's, [active_count]; prefetch arrays [prefetch_max]. A prefetch is a copy into a slot
  * that may be taken (not busy, no victim of this answer), made when the link has nothing else to do; from then on the
- * expert counts as resident. prefetch_max may be 0: in prefill, and while earlier prefetches wait. */
+ * expert counts as resident (on a GPU: once a later layer's fetches stand behind the copy). prefetch_max may be 0: in
+ * prefill, while earlier prefetches wait, and on a GPU in a layer that misses nothing. */
 struct ft_layer_out {
     uint8_t *place;   /* enum ft_place; DEVICE only where slot != FT_NONE, FETCH only where it is FT_NONE */
     uint8_t *reason;  /* enum ft_reason */
@@ -111,6 +112,7 @@ struct ft_policy_params {
     double fetch_share;   /* hybrid: share of the misses to fetch, 0..1 */
     uint32_t slot_count;
     bool deterministic;   /* corrections and guard frozen */
+    bool no_prefetch;     /* idle time of the link stays idle */
     const void *extra;    /* policy's own input, e.g. recorded placements; outlives the state */
 };
 
@@ -123,6 +125,9 @@ struct ft_policy {
     void (*decide_layer)(void *state, const struct ft_layer_in *in, struct ft_layer_out *out);
     void (*observe)(void *state, const struct ft_observation *observation); /* may be NULL */
     void (*step_end)(void *state, const struct ft_step_summary *summary);   /* may be NULL */
+    /* May be NULL. Called between two decisions while the lanes are at work on the first: time for what the next one
+     * would have to do while they wait. */
+    void (*prepare)(void *state, const struct ft_slot_view *slots, uint32_t step);
     /* A policy that repeats given choices: how many it could not repeat so far. NULL for the others. Called between
      * steps. */
     uint64_t (*departures)(const void *state);

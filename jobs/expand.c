@@ -11,9 +11,12 @@
  * staging buffers in turn and never touch the slots; the fetches of wave w wait for group w - 2, which read
  * the same buffer.
  */
+#include <sched.h>
 #include <string.h>
 
 #include "jobs/step.h"
+
+#define TOLD_LOOKS 64u /* between two offers of the core */
 
 /* ---- grouping ---- */
 
@@ -185,24 +188,34 @@ static void add_tiles(struct filler *f, enum ft_op op, uint32_t active, uint32_t
     }
 }
 
-static uint32_t tiles_of(const struct filler *f, uint32_t units, uint64_t bytes, uint32_t cpu_experts)
+/*
+ * How the layer's experts on the CPU are cut, in shares of H = tiles_max / 2, about the workers: 5 H / 2
+ * tiles of up projections, 4 H of down projections, H more for the last expert. Up tiles come first (the lane
+ * takes what was pushed after the router before what workers made ready), so they may be large: whoever finds
+ * none left has down tiles of earlier experts to do while the last up tiles end. The layer ends with down
+ * tiles, so those are small, and those of the last expert smaller. Together at most 7.5 H + 2 experts: see
+ * ft_graph_reserved_count.
+ */
+static uint32_t tiles_of(const struct filler *f, uint32_t units, uint64_t bytes, uint32_t share, bool halves)
 {
     const struct ft_tiling *tiling = &f->step->plan->tiling;
-    uint32_t share = (uint32_t)ft_div_up(2ull * FT_MAX(tiling->tiles_max, 2 * f->step->workers), cpu_experts);
-    share = FT_MIN(share, 2 * f->step->workers);
-    return ft_graph_tile_count(ft_div_up(units, 8), bytes / ft_div_up(units, 8), share,
-                               tiling->tile_bytes_min);
+    uint64_t blocks = ft_div_up(units, 8);
+    return ft_graph_tile_count(blocks, ft_div_up(bytes, blocks), FT_MAX(share, 1u),
+                               halves ? FT_MAX(tiling->tile_bytes_min / 2, 1u) : tiling->tile_bytes_min);
 }
 
 /* Up tiles, join, down tiles of one expert. Ready up tiles go to todo. */
-static uint32_t add_cpu_expert(struct filler *f, uint32_t active, uint32_t cpu_experts, uint32_t *todo,
-                               uint32_t count)
+static uint32_t add_cpu_expert(struct filler *f, uint32_t active, uint32_t cpu_experts, bool is_last,
+                               uint32_t *todo, uint32_t count)
 {
     const struct ft_expert_layout *layout = f->layout;
     struct ft_step *step = f->step;
     uint64_t up_bytes = (uint64_t)layout->bytes * 2 / 3, down_bytes = layout->bytes - up_bytes;
-    uint32_t ups = tiles_of(f, layout->width, up_bytes, cpu_experts);
-    uint32_t downs = tiles_of(f, layout->hidden, down_bytes, cpu_experts);
+    uint32_t half = step->plan->tiling.tiles_max / 2;
+    uint32_t up_share = (uint32_t)ft_div_up(5ull * half / 2, cpu_experts),
+             down_share = (uint32_t)ft_div_up(4ull * half, cpu_experts) + (is_last ? half : 0);
+    uint32_t ups = tiles_of(f, layout->width, up_bytes, up_share, false);
+    uint32_t downs = tiles_of(f, layout->hidden, down_bytes, down_share, is_last);
     uint32_t first = step->dynamic_count, join = first + ups, down = join + (ups > 1);
     add_tiles(f, FT_OP_EXPERT_UP, active, layout->width, ups, 0, ups > 1 ? join : down, ups > 1 ? 1 : downs,
               up_bytes);
@@ -352,6 +365,27 @@ static void count_places(struct ft_step *step, uint32_t layer, uint32_t expert_b
     }
 }
 
+/* The router still holds its own count of the join, so it cannot fall to 0 before the jobs made so far are
+ * added; none of them may be handed over before. */
+static void hold_combine(struct filler *f)
+{
+    struct ft_step *step = f->step;
+    atomic_fetch_add_explicit(&step->counter[step->graph->combine_job[f->layer]], (int32_t)f->releases,
+                              memory_order_relaxed);
+    f->releases = 0;
+}
+
+/* The session's thread tells the policy of the step before while the first layer is computed; that is rarely
+ * late. It waits for nobody itself, so this ends, but it may need this core. */
+static void wait_until_told(struct ft_step *step)
+{
+    for (uint32_t looks = 1; atomic_load_explicit(&step->learning, memory_order_acquire); looks++)
+        if (looks % TOLD_LOOKS)
+            ft_park_pause();
+        else
+            (void)sched_yield();
+}
+
 uint32_t ft_step_expand(struct ft_step *step, uint32_t thread, uint32_t layer, uint32_t *todo, uint32_t count)
 {
     struct ft_active *a = &step->x.active;
@@ -359,6 +393,7 @@ uint32_t ft_step_expand(struct ft_step *step, uint32_t thread, uint32_t layer, u
     struct filler f = {.step = step, .layer = layer, .layout = &w->expert_layout};
     uint64_t start = ft_clock_ns(&step->clock);
     struct ft_layer_out out;
+    wait_until_told(step);
     if (step->slots.count) { /* the layer before is combined: its leases end */
         ft_slots_release(&step->slots, a->slot, a->count);
         ft_prefetch_settle(step, thread);
@@ -375,22 +410,27 @@ uint32_t ft_step_expand(struct ft_step *step, uint32_t thread, uint32_t layer, u
         if (a->place[i] == FT_PLACE_DEVICE)
             a->blob[i] = ft_slots_memory(&step->slots, a->slot[i]);
     }
-    for (uint32_t i = 0; i < a->count; i++)
-        if (a->place[i] == FT_PLACE_CPU)
-            ready = add_cpu_expert(&f, i, cpu_experts, todo, ready);
+    if (cpu_experts && step->plan->device != FT_DEVICE_NONE)
+        ft_lane_cpu_set_active(step->cpu, true);
+    for (uint32_t i = 0, added = 0; i < a->count; i++) {
+        if (a->place[i] != FT_PLACE_CPU)
+            continue;
+        ready = add_cpu_expert(&f, i, cpu_experts, ++added == cpu_experts, todo, ready);
+        if (added == 1 && cpu_experts > 1 && step->cuda) { /* workers begin while the rest is being made */
+            hold_combine(&f);
+            ft_step_hand_over(step, thread, todo + count, ready - count);
+            ready = count;
+        }
+    }
     step->wave_first = step->dynamic_count;
     if (step->plan->device != FT_DEVICE_NONE)
         add_waves(&f, layer);
     step->wave_count = step->dynamic_count - step->wave_first;
-    /* The router still holds its own count of the join, so it cannot fall to 0 before these are added. */
-    atomic_fetch_add_explicit(&step->counter[step->graph->combine_job[layer]], (int32_t)f.releases,
-                              memory_order_relaxed);
+    hold_combine(&f);
     if (step->wave_count)
         ft_park_wake(&step->link.park);
     if (out.prefetch_count)
         ft_prefetch_publish(step, &out);
-    if (cpu_experts && step->plan->device != FT_DEVICE_NONE)
-        ft_lane_cpu_set_active(step->cpu, true);
     record_policy(step, thread, layer, start);
     return ready;
 }

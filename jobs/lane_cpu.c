@@ -139,6 +139,13 @@ void ft_lane_cpu_wake_ahead(struct ft_lane_cpu *lane)
             return;
 }
 
+void ft_lane_cpu_wake_all(struct ft_lane_cpu *lane)
+{
+    for (uint32_t i = 0; i < lane->domain_count; i++)
+        if (ft_park_waiters(&lane->parks[i]))
+            ft_park_wake_all(&lane->parks[i]);
+}
+
 void ft_lane_cpu_set_active(struct ft_lane_cpu *lane, bool active)
 {
     uint64_t since = 0;
@@ -458,22 +465,36 @@ static uint32_t distance(const struct ft_lane_cpu *lane, uint32_t a, uint32_t b)
     return a == b ? 0 : lane->domain_node[a] == lane->domain_node[b] ? 1 : 2;
 }
 
+/* Rings of other workers, or of producers, that are `far` away. Everybody starts with its next neighbour, so
+ * that thieves do not all begin at the same ring. */
+static uint32_t list_sources(struct thread *self, uint32_t far, bool producers, uint32_t count)
+{
+    const struct ft_lane_cpu *lane = self->lane;
+    uint32_t threads = lane->thread_count, workers = lane->options.workers;
+    for (uint32_t i = self->id < workers ? 1 : 0; i < threads; i++) {
+        const struct thread *other = &lane->threads[(self->id + i) % threads];
+        bool produces = other->id >= workers;
+        for (uint32_t d = 0; d < lane->domain_count && produces == producers; d++)
+            if ((produces || d == other->domain) && distance(lane, self->domain, d) == far)
+                self->sources[count++] = (struct source){other->rings[d], other->id};
+    }
+    return count;
+}
+
 static void order_sources(struct thread *self)
 {
     struct ft_lane_cpu *lane = self->lane;
-    uint32_t count = 0, threads = lane->thread_count, workers = lane->options.workers;
-    if (self->id < workers)
+    bool first = lane->options.producers_first;
+    uint32_t count = 0;
+    for (uint32_t far = 0; far <= 2 && first; far++)
+        count = list_sources(self, far, true, count);
+    if (self->id < lane->options.workers)
         self->sources[count++] = (struct source){self->rings[0], self->id};
-    for (uint32_t far = 0; far <= 2; far++)
-        /* Everybody starts with its next neighbour, so that thieves do not all begin at the same ring. */
-        for (uint32_t i = self->id < workers ? 1 : 0; i < threads; i++) {
-            struct thread *other = &lane->threads[(self->id + i) % threads];
-            for (uint32_t d = 0; d < lane->domain_count; d++) {
-                bool is_home = other->id >= workers || d == other->domain;
-                if (is_home && distance(lane, self->domain, d) == far)
-                    self->sources[count++] = (struct source){other->rings[d], other->id};
-            }
-        }
+    for (uint32_t far = 0; far <= 2; far++) {
+        count = list_sources(self, far, false, count);
+        if (!first)
+            count = list_sources(self, far, true, count);
+    }
     FT_ASSERT_EQ(count, lane->source_count);
 }
 

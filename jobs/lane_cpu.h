@@ -41,6 +41,9 @@ struct ft_lane_cpu_options {
     uint32_t ring_entries;    /* jobs that one ring holds (rounded up) */
     uint32_t backlog_entries; /* jobs that a producer's private backlog holds */
     uint64_t spin_ns;         /* bound of one spin before parking, while active; 0 = park at once */
+    /* Jobs that producers pushed go before those that workers made ready: what a whole group of jobs waits
+     * for before what only one of them made possible. */
+    bool producers_first;
 
     /* Runs one job. thread: the worker's id (or the producer's, from ft_lane_cpu_try_run). May push. */
     void (*run)(void *ctx, uint32_t thread, struct ft_job_ref ref);
@@ -90,6 +93,9 @@ bool ft_lane_cpu_try_run(struct ft_lane_cpu *lane, uint32_t thread);
 void ft_lane_cpu_set_active(struct ft_lane_cpu *lane, bool active);
 /* By anybody: wakes one sleeper ahead of the jobs that are about to come. */
 void ft_lane_cpu_wake_ahead(struct ft_lane_cpu *lane);
+/* By anybody: wakes every sleeper: work for all of them is near, and woken one by another they would come
+ * some 40 us apart. */
+void ft_lane_cpu_wake_all(struct ft_lane_cpu *lane);
 
 /* By anybody, snapshots: workers that sleep and that nobody is waking, so that each leaves a core free; and
  * those together with workers that look for work. */

@@ -163,6 +163,34 @@ static uint32_t published(const struct ft_step *step)
     return atomic_load_explicit(&step->link_published, memory_order_acquire);
 }
 
+static uint32_t add_moves(struct ft_cuda_move *moves, uint32_t at, const struct ft_prefetch_move *more,
+                          uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        moves[at + i] = (struct ft_cuda_move){more[i].layer, more[i].expert, more[i].slot, FT_NONE};
+    return at + count;
+}
+
+/* Behind the layer's own copies and its flag: nobody waits for these before a later layer's flag. */
+static void copy_ahead(struct drive *d)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    struct ft_step *step = d->step;
+    for (struct ft_prefetch *e; (e = ft_prefetch_next(step));) {
+        const struct ft_layer_weights *w = &lane->options.weights->layers[e->layer];
+        const char *from = w->experts + (uint64_t)w->expert_layout.stride * e->expert;
+        e->start_ns = ft_clock_ns(&step->clock);
+        if (!lane->broken)
+            (void)try_(d,
+                       ft_cuda_copy_throttled(lane, lane->throttle, lane->options.link_bytes_per_s,
+                                              ft_slots_memory(&step->slots, e->slot), from,
+                                              w->expert_layout.bytes),
+                       "copying an expert to the GPU ahead");
+        e->end_ns = ft_clock_ns(&step->clock);
+        ft_prefetch_queued(step, d->thread);
+    }
+}
+
 /* The layer's fetches of a captured step: moves first, then copies, then the flag behind them. */
 static void fetch_captured(struct drive *d, uint32_t layer)
 {
@@ -175,7 +203,11 @@ static void fetch_captured(struct drive *d, uint32_t layer)
         moves[count++] =
             (struct ft_cuda_move){f->layer, step->x.active.expert[f->active], f->slot, f->victim};
     }
-    lane->host.move_count[layer] = count;
+    struct ft_prefetch_move more[FT_PREFETCH_MAX];
+    uint32_t moved = add_moves(moves, count, more, ft_prefetch_victims(step, more));
+    if (count)
+        moved = add_moves(moves, moved, more, ft_prefetch_arrive(step, layer, more));
+    lane->host.move_count[layer] = moved;
     uint32_t *flag = flag_of(lane->host.fetched, layer);
     if (!count)
         raise_flag(flag, d->epoch);
@@ -189,6 +221,7 @@ static void fetch_captured(struct drive *d, uint32_t layer)
     if (count && !lane->broken)
         (void)try_(d, ft_cuda_raise_behind_copies(lane, flag, d->epoch),
                    "raising the flag behind the copies");
+    copy_ahead(d);
 }
 
 /* ---- prefill: whole layers, ahead of the router ---- */
@@ -436,6 +469,11 @@ static void drive_router(struct drive *d, uint32_t job, uint32_t layer)
         for (uint32_t i = step->wave_first; i < step->wave_first + step->wave_count; i++)
             if (step->dynamic[i].op == FT_OP_EXPERT_DEVICE)
                 complete_link(d, i, ft_clock_ns(&step->clock));
+        if (step->policy->prepare && step->wave_count) { /* copies and CPU take longer than this */
+            struct ft_slot_view view;
+            ft_slots_view(&step->slots, &view);
+            step->policy->prepare(step->policy_state, &view, step->step_number);
+        }
     } else {
         run_waves(d, layer);
     }

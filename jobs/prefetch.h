@@ -14,6 +14,19 @@
  *
  * Threads: expander = whoever completes a router, or the session between steps, one at a time; link = the
  * link lane. Nothing is allocated; no errors.
+ *
+ * A GPU keeps a slot map of its own and reads slots while the driver, which is expander and link in one, only
+ * queues copies. Order does what flags and tickets do above; of a captured step:
+ *
+ *   layer j   publish: the victim's slot is emptied; moves of layer j: victim -> no slot.
+ *             copy stream: demand copies of j, flag j, copies of the prefetches
+ *             The GPU drops the victims before it routes j + 1, and in layer j nobody uses them.
+ *   layer k   the next one that fetches on demand: the copies are in front of flag k, so the moves of layer
+ * k, which are read behind it, may name the new holders. Only then is the expert resident, for the host, too;
+ * until then its slot is busy and holds nothing.
+ *
+ * A step that fails drops what is on its way: the slots are free, and whatever is copied into them next goes
+ * through the same stream.
  */
 #ifndef FT_JOBS_PREFETCH_H
 #define FT_JOBS_PREFETCH_H
@@ -27,6 +40,8 @@
 struct ft_prefetch {
     uint32_t slot, layer, expert, ticket;
     uint64_t start_ns, end_ns; /* of the copy, by the link; 0 = a demand fetch made it */
+    uint32_t victim; /* GPU: layer * expert_count + expert that the slot held, FT_NONE: it was free */
+    uint32_t step;   /* GPU: that asked for it */
 };
 
 struct ft_prefetches {
@@ -36,6 +51,7 @@ struct ft_prefetches {
     /* room for the policy's answer */
     uint32_t layer[FT_PREFETCH_MAX], expert[FT_PREFETCH_MAX], victim[FT_PREFETCH_MAX];
     uint64_t issued, used, waited;           /* waited: of those used, still filling at their first use */
+    uint64_t dropped;                        /* GPU: copied, but never resident */
     _Alignas(64) _Atomic uint32_t published; /* written by the expander */
     _Alignas(64) _Atomic uint32_t passed;    /* written by the link */
 };
@@ -53,6 +69,23 @@ void ft_prefetch_publish(struct ft_step *step, const struct ft_layer_out *out);
 void ft_prefetch_settle(struct ft_step *step, uint32_t thread);
 /* Counts the first use of a prefetched expert. True: its slot is still filling. */
 bool ft_prefetch_use(struct ft_step *step, uint32_t slot);
+
+/* GPU, driver: one line of the device's slot map; slot FT_NONE: it has none any more. */
+struct ft_prefetch_move {
+    uint32_t layer, expert, slot;
+};
+/* GPU, driver: the victims of what was published for this layer; [FT_PREFETCH_MAX]. Returns how many. */
+uint32_t ft_prefetch_victims(struct ft_step *step, struct ft_prefetch_move *moves);
+/* GPU, driver, in a layer whose flag stands behind the copies of earlier layers: makes those resident. What
+ * belongs to this very layer waits for the next one: its lists are made. [FT_PREFETCH_MAX]; returns how many.
+ */
+uint32_t ft_prefetch_arrive(struct ft_step *step, uint32_t layer, struct ft_prefetch_move *moves);
+/* GPU, driver: the next copy to queue, NULL = none; queued: start_ns and end_ns are set, `thread` records it.
+ */
+struct ft_prefetch *ft_prefetch_next(struct ft_step *step);
+void ft_prefetch_queued(struct ft_step *step, uint32_t thread);
+/* GPU, session's thread, after a failed step: nothing is on its way any more. */
+void ft_prefetch_drop(struct ft_step *step);
 /* Link lane. */
 static inline bool ft_prefetch_is_waiting(const struct ft_prefetches *p)
 {

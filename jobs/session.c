@@ -433,7 +433,7 @@ void ft_session_stats(const struct ft_session *session, struct ft_session_stats 
     stats->prefetches = session->step.prefetches.issued;
     stats->prefetches_used = session->step.prefetches.used;
     stats->prefetches_waited = session->step.prefetches.waited;
-    stats->prefetches_wasted = session->step.slots.prefetches_wasted;
+    stats->prefetches_wasted = session->step.slots.prefetches_wasted + session->step.prefetches.dropped;
     if (session->options.policy->departures)
         stats->departures = session->options.policy->departures(session->step.policy_state);
     for (uint32_t i = 0; i < session->step.workers; i++) {

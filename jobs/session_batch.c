@@ -124,7 +124,9 @@ static void observe(struct ft_session *session, const struct ft_trace_record *re
 {
     bool link_wait = record->kind == FT_RECORD_WAIT && record->lane == FT_LANE_DEVICE &&
                      record->detail == FT_WAIT_LINK && record->layer != UINT16_MAX;
-    if (record->kind != FT_RECORD_JOB && !link_wait)
+    /* Copies made ahead say nothing about the layer that they are for. */
+    bool ahead = record->op == FT_OP_FETCH && record->detail == FT_REASON_PREFETCH;
+    if ((record->kind != FT_RECORD_JOB && !link_wait) || ahead)
         return;
     struct ft_observation seen = {.op = record->op,
                                   .lane = record->lane,
@@ -235,6 +237,8 @@ void ft_session_collect_records(void *context)
         }
         stats->trace_dropped += ring->dropped;
     }
+    if (session->options.policy->step_end)
+        session->options.policy->step_end(step->policy_state, &session->summary);
 }
 
 void ft_session_collect(struct ft_session *session)
@@ -242,7 +246,6 @@ void ft_session_collect(struct ft_session *session)
     struct ft_step *step = &session->step;
     struct ft_session_stats *stats = &session->stats;
     double ns = (double)(step->end_ns - step->begin_ns);
-    const struct ft_policy *policy = session->options.policy;
     ft_session_collect_records(session); /* of the step before, if nobody did */
     summarise(session, &session->summary);
     session->records_pending = true;
@@ -253,8 +256,6 @@ void ft_session_collect(struct ft_session *session)
     step->traces_done = rings;
     if (!step->meanwhile)
         ft_session_collect_records(session);
-    if (policy->step_end)
-        policy->step_end(step->policy_state, &session->summary);
     stats->steps++;
     stats->prefill_steps += session->batch.prefill;
     count_rows(stats, &session->batch);

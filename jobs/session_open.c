@@ -358,6 +358,7 @@ static int open_lanes(struct ft_session *session, struct ft_error *err)
                                       .ring_entries = RING_ENTRIES,
                                       .backlog_entries = step->todo_max,
                                       .spin_ns = session->cuda ? SPIN_GPU_NS : SPIN_NS,
+                                      .producers_first = session->plan.device != FT_DEVICE_NONE,
                                       .run = ft_step_run_cpu,
                                       .idle = ft_step_idle_cpu,
                                       .room = ft_step_room_cpu,
@@ -448,10 +449,12 @@ static int open_parts(struct ft_session *session, struct ft_error *err)
     if (status != FT_OK)
         return status;
     session->step.cuda = session->cuda;
-    /* What nobody waits for is counted while the next step runs; a policy that learns must hear it before. */
-    if (session->cuda && !o->trace && !o->policy->observe && !o->policy->step_end) {
+    /* Counted and told to the policy while the next step computes its first layer; a trace is written before.
+     */
+    if (session->cuda && !o->trace) {
         session->step.meanwhile = ft_session_collect_records;
         session->step.meanwhile_context = session;
+        session->step.meanwhile_learns = o->policy->observe || o->policy->step_end;
     }
     init_execute(session);
     status = measure(session, err);

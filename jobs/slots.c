@@ -76,6 +76,12 @@ void ft_slots_take(struct ft_slots *slots, uint32_t slot, uint32_t layer, uint32
     ft_slots_lease(slots, slot, step);
 }
 
+void ft_slots_empty(struct ft_slots *slots, uint32_t slot)
+{
+    evict(slots, slot);
+    slots->busy[slot] = 1;
+}
+
 void ft_slots_release(struct ft_slots *slots, const uint32_t *slot_list, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)

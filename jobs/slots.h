@@ -60,6 +60,8 @@ void ft_slots_lease(struct ft_slots *slots, uint32_t slot, uint32_t step);
  * NaN when `poison`. */
 void ft_slots_take(struct ft_slots *slots, uint32_t slot, uint32_t layer, uint32_t expert, uint32_t step,
                    bool poison);
+/* Evicts what the slot holds; it then holds nothing and is busy, for a copy that nobody may read yet. */
+void ft_slots_empty(struct ft_slots *slots, uint32_t slot);
 /* Ends all leases of a layer's answer. slot_list [count] may repeat slots. */
 void ft_slots_release(struct ft_slots *slots, const uint32_t *slot_list, uint32_t count);
 /* After a failed step: what its fetches were to fill is not to be trusted. Ends every lease. */

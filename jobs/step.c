@@ -436,6 +436,7 @@ int ft_step_run(struct ft_step *step, const struct ft_graph *graph, struct ft_ba
 {
     begin(step, graph, batch);
     uint32_t epoch = atomic_load_explicit(&step->epoch, memory_order_relaxed) + 1;
+    atomic_store_explicit(&step->learning, step->meanwhile && step->meanwhile_learns, memory_order_relaxed);
     /* release: pairs with the acquire in ft_step_wait_epoch */
     atomic_store_explicit(&step->epoch, epoch, memory_order_release);
     if (graph->device_count)
@@ -443,8 +444,14 @@ int ft_step_run(struct ft_step *step, const struct ft_graph *graph, struct ft_ba
     if (graph->io_count)
         ft_park_wake(&step->io.park);
     start_jobs(step);
+    /* While a GPU computes the dense part of the first layer: whoever has fallen asleep since the step before
+     * is there for that layer's experts. */
+    if (step->cuda && step->cpu_experts_last)
+        ft_lane_cpu_wake_all(step->cpu);
     if (step->meanwhile)
         step->meanwhile(step->meanwhile_context);
+    /* release: pairs with the acquire in ft_step_expand; the policy's state is written */
+    atomic_store_explicit(&step->learning, false, memory_order_release);
     if (!wait_end(step, epoch, timeout_ns))
         return ft_error_set(
             err, FT_TIMEOUT,
@@ -458,8 +465,10 @@ int ft_step_run(struct ft_step *step, const struct ft_graph *graph, struct ft_ba
     if (step->slots.count) {
         if (failed != FT_OK) {
             ft_slots_forget_step(&step->slots, step->step_number);
-            if (step->cuda) /* its own map still has what is forgotten */
+            if (step->cuda) { /* its own map still has what is forgotten */
+                ft_prefetch_drop(step);
                 ft_lane_cuda_map_changed(step->cuda);
+            }
         } else {
             ft_slots_release(&step->slots, step->x.active.slot, step->x.active.count);
         }

@@ -60,6 +60,34 @@ static bool may_take_ahead(const struct ft_place_ahead *ahead, const struct ft_l
     return !*stale && !wanted && !slots->busy[s];
 }
 
+/* Keeps the first FT_PLACE_AHEAD of state->victims, oldest first. */
+static void keep_ahead(struct ft_place_state *state, const struct ft_slot_view *slots, uint32_t found,
+                       uint32_t step)
+{
+    struct ft_place_ahead *ahead = &state->ahead;
+    ahead->at = ahead->count = 0;
+    for (uint32_t i = 0; i < found && ahead->count < FT_PLACE_AHEAD; i++) {
+        uint32_t s = ft_evict_lru_victim(&state->victims, i);
+        if (slots->last_used[s] >=
+            step) /* others may become as old as this one yet: the order is not final */
+            break;
+        uint32_t n = ahead->count++;
+        ahead->slot[n] = s;
+        ahead->last_used[n] = slots->last_used[s];
+        ahead->expert[n] = slots->expert[s];
+    }
+}
+
+void ft_place_prepare(void *state, const struct ft_slot_view *slots, uint32_t step)
+{
+    struct ft_place_state *place = state;
+    const struct ft_layer_in in = {.step = step, .layer = FT_NONE, .slots = *slots};
+    if (place->ahead.count - place->ahead.at >= FT_PLACE_AHEAD_LOW)
+        return;
+    keep_ahead(place, slots, ft_evict_lru_find(&in, FT_MIN(FT_PLACE_AHEAD, place->capacity), &place->victims),
+               step);
+}
+
 /* Up to `count` victims into state->victims, least recently used first. A scan looks further than it must,
  * and what it finds beyond is kept for the layers that follow. */
 static uint32_t find_victims(struct ft_place_state *state, const struct ft_layer_in *in, uint32_t count)
@@ -76,19 +104,9 @@ static uint32_t find_victims(struct ft_place_state *state, const struct ft_layer
     victims->count = found;
     if (found == count)
         return found;
-    ahead->at = ahead->count = 0;
     uint32_t more = FT_MIN(count + FT_PLACE_AHEAD, state->capacity);
     found = ft_evict_lru_find(in, more, victims);
-    for (uint32_t i = 0; i < found && ahead->count < FT_PLACE_AHEAD; i++) {
-        uint32_t s = ft_evict_lru_victim(victims, i);
-        if (in->slots.last_used[s] >=
-            in->step) /* others may become as old as this one yet: the order is not final */
-            break;
-        uint32_t n = ahead->count++;
-        ahead->slot[n] = s;
-        ahead->last_used[n] = in->slots.last_used[s];
-        ahead->expert[n] = in->slots.expert[s];
-    }
+    keep_ahead(state, &in->slots, found, in->step);
     return FT_MIN(found, count);
 }
 
@@ -106,5 +124,38 @@ void ft_place_fetch(struct ft_place_state *state, const struct ft_layer_in *in, 
         out->place[i] = FT_PLACE_FETCH;
         out->reason[i] = (uint8_t)(in->prefill ? FT_REASON_STAGED : reason);
         out->victim[i] = in->prefill ? FT_NONE : ft_evict_lru_victim(&state->victims, j % found);
+    }
+}
+
+static bool is_taken(const struct ft_layer_in *in, const struct ft_layer_out *out, uint32_t slot)
+{
+    bool taken = false;
+    for (uint32_t i = 0; i < in->active_count && !taken; i++)
+        taken = out->place[i] == FT_PLACE_FETCH && out->victim[i] == slot;
+    return taken;
+}
+
+void ft_place_keep(struct ft_place_state *state, const struct ft_layer_in *in, struct ft_layer_out *out,
+                   uint32_t first, uint32_t count)
+{
+    count = FT_MIN(count, out->prefetch_max);
+    if (in->prefill || !count || first >= state->misses.count)
+        return;
+    uint32_t found = find_victims(state, in, FT_MIN(first + count, state->capacity)), next = 0;
+    for (uint32_t j = first; j < state->misses.count && out->prefetch_count < count; j++) {
+        uint32_t i = ft_pick_index(&state->misses, j);
+        if (out->place[i] != FT_PLACE_CPU)
+            continue;
+        while (next < found && is_taken(in, out, ft_evict_lru_victim(&state->victims, next)))
+            next++;
+        if (next == found)
+            return;
+        uint32_t slot = ft_evict_lru_victim(&state->victims, next++), n = out->prefetch_count;
+        if (in->slots.expert[slot] != FT_NONE && in->slots.last_used[slot] >= in->step)
+            return;
+        out->prefetch_layer[n] = in->layer;
+        out->prefetch_expert[n] = in->expert[i];
+        out->prefetch_victim[n] = slot;
+        out->prefetch_count = n + 1;
     }
 }

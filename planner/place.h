@@ -10,6 +10,7 @@
 #include "planner/pick.h"
 
 #define FT_PLACE_AHEAD 96u
+#define FT_PLACE_AHEAD_LOW 24u /* left: the next pause is used to look for more */
 
 /*
  * The slots that LRU will take next, oldest first, found by one scan for many layers: a slot only ever grows
@@ -44,5 +45,13 @@ uint32_t ft_place_begin(struct ft_place_state *state, const struct ft_layer_in *
  * evict_lru.h), else it stays on the CPU with NO_SLOT. */
 void ft_place_fetch(struct ft_place_state *state, const struct ft_layer_in *in, struct ft_layer_out *out,
                     uint32_t count, enum ft_reason reason, bool reuse);
+/* A policy's `prepare` whose state begins with struct ft_place_state: finds the next victims when few are
+ * left. */
+void ft_place_prepare(void *state, const struct ft_slot_view *slots, uint32_t step);
+/* After ft_place_fetch: asks for copies ahead of up to `count` of the collected misses from `first` on that
+ * the CPU computes now, so that they are resident at their next use. They take the slots that LRU would take
+ * next, but none that was used in this step. */
+void ft_place_keep(struct ft_place_state *state, const struct ft_layer_in *in, struct ft_layer_out *out,
+                   uint32_t first, uint32_t count);
 
 #endif

@@ -20,6 +20,12 @@
  * chosen is never measured: of three ways (all fetched, all CPU, both) one that was not used for a while is
  * probed when the loss it predicts is below PROBE_SHARE of the time since. Deterministic: neither of these.
  *
+ * Between the end of a layer's copies and the next layer's first one the link idles while the device
+ * computes. Into that time go experts that the CPU has computed just now, as many as fitted into the gap
+ * behind this layer of late, so that their next use is a hit. Not when a copy has no time in the gap, and not
+ * when what is used now is hardly more likely to be used again (p) than what it would push out (q): see
+ * KEEP_MARGIN.
+ *
  * Answers depend on `in` and on the state alone; what decide_layer notes becomes part of the decisions at
  * step_end.
  */
@@ -58,6 +64,9 @@ static const double cpu_rates[FT_FORMAT_COUNT] = {[FT_FORMAT_NVFP4] = 20e9,
 #define UPPER_BOUND_NS 4000.0 /* a wait for the link that short: the copies were there before */
 #define REUSE_WEIGHT 0.0625   /* of a step in the reuse estimate */
 #define FACTOR_MIN 0.01
+#define GAP_WEIGHT 0.125  /* of a step in the gap behind a layer */
+#define KEEP_MARGIN 0.05  /* p - q from which on idle link time is used */
+#define KEEP_HITS_MIN 0.1 /* p: fewer than one of ten copies would be used */
 
 enum lane { LINK, CPU, LANES };
 enum way { ALL_CPU, ALL_FETCH, BOTH, WAYS };
@@ -79,6 +88,11 @@ struct seen {
     struct cost cost[LANES];
     double begin, end[LANES]; /* begin 0: not heard of */
     bool fetched_in_time;     /* end[LINK] is an upper bound */
+};
+
+/* The link's idle time behind a layer's copies, ns; 0 = not known. */
+struct gap {
+    double ns;
 };
 
 struct reuse {
@@ -105,6 +119,10 @@ struct auto_state {
     double device_bytes, device_ns;
     uint32_t layer_count;
     struct seen *layers; /* [layer_count] */
+    struct gap *gaps;    /* [layer_count] */
+    /* the last layer of the step before that fetched: its gap ends with this step's first layer */
+    uint32_t open_layer;
+    double open_end; /* 0 = none */
 };
 
 /* ---- begin ---- */
@@ -116,7 +134,8 @@ static uint32_t layers_of(const struct ft_policy_params *params)
 
 static uint64_t state_bytes(const struct ft_policy_params *params)
 {
-    return sizeof(struct auto_state) + layers_of(params) * sizeof(struct seen) + ft_place_state_bytes(params);
+    return sizeof(struct auto_state) + layers_of(params) * (sizeof(struct seen) + sizeof(struct gap)) +
+           ft_place_state_bytes(params);
 }
 
 static double known_or(double measured, double standard)
@@ -148,7 +167,8 @@ static int init(void *state, const struct ft_policy_params *params, struct ft_er
     int status = ft_place_init(&s->place, params, err);
     s->layer_count = layers_of(params);
     s->layers = (struct seen *)(s + 1);
-    s->place.misses.keys = (uint64_t *)(s->layers + s->layer_count); /* not behind place: it is embedded */
+    s->gaps = (struct gap *)(s->layers + s->layer_count);
+    s->place.misses.keys = (uint64_t *)(s->gaps + s->layer_count); /* not behind place: it is embedded */
     s->place.victims.keys = s->place.misses.keys + s->place.capacity;
     init_rates(s, params->machine ? params->machine : &unknown);
     for (uint32_t lane = 0; lane < LANES; lane++)
@@ -306,6 +326,18 @@ static struct split choose(const struct auto_state *s, const struct ft_layer_in 
     return best[chosen];
 }
 
+/* How many experts of the CPU go into the link's idle time behind this layer. */
+static uint32_t count_kept(const struct auto_state *s, const struct ft_layer_in *in)
+{
+    const struct reuse *r = &s->reuse;
+    double q = r->evicting ? r->middle : 0;
+    if (!r->known || r->near < KEEP_HITS_MIN || r->near - q < KEEP_MARGIN || in->layer >= s->layer_count)
+        return 0;
+    /* The CPU may still be at work in the gap. */
+    double each = in->expert_bytes * 1e9 / s->rate[LINK][1][in->format] * belief_of(s, LINK, true)->work;
+    return (uint32_t)FT_MIN(s->gaps[in->layer].ns / FT_MAX(each, COPY_ISSUE_NS), 1e6);
+}
+
 /* ---- what the step notes ---- */
 
 static void note_ages(struct auto_state *s, const struct ft_layer_in *in)
@@ -369,6 +401,8 @@ static void decide_layer(void *state, const struct ft_layer_in *in, struct ft_la
             if (out->place[i] == FT_PLACE_CPU)
                 out->reason[i] = (uint8_t)reason;
         ft_place_fetch(&s->place, in, out, x.fetched, reason, false);
+        if (!s->place.params.no_prefetch)
+            ft_place_keep(&s->place, in, out, x.fetched, count_kept(s, in));
     }
     if (!in->prefill) {
         note_ages(s, in);
@@ -445,6 +479,26 @@ static void ewma(double *value, double now, bool known)
     *value += (known ? REUSE_WEIGHT : 1) * (now - *value);
 }
 
+static void note_gap(struct auto_state *s, uint32_t layer, double ns)
+{
+    double *known = &s->gaps[layer].ns, now = FT_MAX(ns, 1.0);
+    *known += (*known > 0 ? GAP_WEIGHT : 1) * (now - *known);
+}
+
+/* From the end of each layer's copies to the next layer's policy, across steps. */
+static void learn_gaps(struct auto_state *s)
+{
+    for (uint32_t i = 0; i < s->layer_count; i++) {
+        const struct seen *seen = &s->layers[i];
+        if (!(seen->begin > 0))
+            continue;
+        if (s->open_end > 0)
+            note_gap(s, s->open_layer, seen->begin - s->open_end);
+        s->open_layer = i;
+        s->open_end = seen->end[LINK] > seen->begin && seen->cost[LINK].work > 0 ? seen->end[LINK] : 0;
+    }
+}
+
 static void learn_reuse(struct auto_state *s)
 {
     struct reuse *r = &s->reuse;
@@ -466,8 +520,12 @@ static void step_end(void *state, const struct ft_step_summary *summary)
     bool learns = !s->place.params.deterministic && !summary->prefill;
     if (!summary->prefill)
         learn_reuse(s);
-    if (learns)
+    if (learns) {
         learn_layers(s);
+        learn_gaps(s);
+    } else {
+        s->open_end = 0;
+    }
     for (uint32_t lane = 0; lane < LANES && learns; lane++)
         for (uint32_t both = 0; both < 2; both++)
             s->belief[lane][both].idle += s->miss_layers;
@@ -489,4 +547,5 @@ const struct ft_policy ft_policy_auto = {.abi = FT_POLICY_ABI,
                                          .init = init,
                                          .decide_layer = decide_layer,
                                          .observe = observe,
-                                         .step_end = step_end};
+                                         .step_end = step_end,
+                                         .prepare = ft_place_prepare};

@@ -31,4 +31,5 @@ const struct ft_policy ft_policy_hybrid = {.abi = FT_POLICY_ABI,
                                            .name = "hybrid",
                                            .state_bytes = ft_place_state_bytes,
                                            .init = ft_place_init,
-                                           .decide_layer = decide_layer};
+                                           .decide_layer = decide_layer,
+                                           .prepare = ft_place_prepare};

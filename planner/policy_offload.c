@@ -14,4 +14,5 @@ const struct ft_policy ft_policy_offload = {.abi = FT_POLICY_ABI,
                                             .name = "offload",
                                             .state_bytes = ft_place_state_bytes,
                                             .init = ft_place_init,
-                                            .decide_layer = decide_layer};
+                                            .decide_layer = decide_layer,
+                                            .prepare = ft_place_prepare};

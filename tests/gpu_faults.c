@@ -41,7 +41,8 @@ TEST(smallest_shapes_work)
 
 #ifdef FT_FAKE_CUDA
 
-static struct ft_engine hybrid; /* qwen3_moe-bf16, loaded once for all tests below */
+static struct ft_engine hybrid;                  /* qwen3_moe-bf16, loaded once for all tests below */
+static const struct ft_policy *policy_in_faults; /* NULL = the engine's */
 
 static bool load(void)
 {
@@ -312,8 +313,8 @@ static bool fail_in_step(enum ft_handshake handshake, const char *call, uint32_t
     struct ft_error err;
     char what[128];
     snprintf(what, sizeof what, "handshake %d, %s %u", (int)handshake, call, nth);
-    CHECK_OK(reopen(&hybrid, &(struct change){.handshake = handshake, .watchdog_ns = 20000000000u}, &err),
-             &err);
+    struct change change = {.handshake = handshake, .watchdog_ns = 20000000000u, .policy = policy_in_faults};
+    CHECK_OK(reopen(&hybrid, &change, &err), &err);
     if (!hybrid.session)
         return false;
     memset(&said, 0, sizeof said);
@@ -397,6 +398,154 @@ TEST(state_that_cannot_be_cleared_or_copied_fails_the_next_step)
         CHECK_OK(ft_engine_close(&engine, &err), &err);
         begin_gpu();
     }
+}
+
+/* ---- copies ahead ---- */
+
+static uint64_t no_state(const struct ft_policy_params *params)
+{
+    (void)params;
+    return 64;
+}
+
+static int nothing_to_init(void *state, const struct ft_policy_params *params, struct ft_error *err)
+{
+    (void)state;
+    (void)params;
+    (void)err;
+    return FT_OK;
+}
+
+/* The oldest slot that may be taken and is not in taken [count]. */
+static uint32_t oldest(const struct ft_layer_in *in, const uint32_t *taken, uint32_t count)
+{
+    uint32_t best = FT_NONE;
+    for (uint32_t s = 0; s < in->slots.count; s++) {
+        bool free = !in->slots.busy[s];
+        for (uint32_t i = 0; i < in->active_count && free; i++)
+            free = in->slot[i] != s;
+        for (uint32_t i = 0; i < count && free; i++)
+            free = taken[i] != s;
+        if (free && (best == FT_NONE || in->slots.last_used[s] < in->slots.last_used[best]))
+            best = s;
+    }
+    return best;
+}
+
+/* Every other miss is fetched; the others are computed on the CPU, and copied ahead for their next use. */
+static void decide_keeping(void *state, const struct ft_layer_in *in, struct ft_layer_out *out)
+{
+    uint32_t taken[FT_TOPK_MAX * 2], count = 0;
+    (void)state;
+    ft_policy_safe.decide_layer(NULL, in, out);
+    CHECK(!in->prefill || out->prefetch_max == 0);
+    for (uint32_t i = 0; i < in->active_count && !in->prefill && count < FT_TOPK_MAX; i++) {
+        uint32_t victim = in->slot[i] == FT_NONE ? oldest(in, taken, count) : FT_NONE;
+        if (victim == FT_NONE)
+            continue;
+        if (in->expert[i] % 2) {
+            out->place[i] = FT_PLACE_FETCH;
+            out->reason[i] = FT_REASON_STRATEGY;
+            out->victim[i] = victim;
+        } else if (out->prefetch_count < out->prefetch_max) {
+            out->prefetch_layer[out->prefetch_count] = in->layer;
+            out->prefetch_expert[out->prefetch_count] = in->expert[i];
+            out->prefetch_victim[out->prefetch_count++] = victim;
+        } else {
+            continue;
+        }
+        taken[count++] = victim;
+    }
+}
+
+static const struct ft_policy keeping = {.abi = FT_POLICY_ABI,
+                                         .name = "keeping",
+                                         .state_bytes = no_state,
+                                         .init = nothing_to_init,
+                                         .decide_layer = decide_keeping};
+
+/* Between steps: the GPU's slot map is the host's, and every slot that a map names holds its expert. */
+static void check_maps(const struct ft_session *session)
+{
+    const struct ft_slots *slots = &session->step.slots;
+    uint64_t experts = (uint64_t)slots->layer_count * slots->expert_count;
+    if (session->cuda->map_dirty)
+        return;
+    CHECK(memcmp(session->cuda->c.exchange.slot_of, slots->map, experts * 4) == 0);
+    for (uint32_t e = 0; e < experts; e++) {
+        const struct ft_layer_weights *w = &session->options.weights->layers[e / slots->expert_count];
+        if (slots->map[e] != FT_NONE)
+            CHECK(memcmp(ft_slots_memory(slots, slots->map[e]),
+                         w->experts + (uint64_t)w->expert_layout.stride * (e % slots->expert_count),
+                         w->expert_layout.bytes) == 0);
+    }
+}
+
+static struct ft_session_stats run_keeping(enum ft_handshake handshake)
+{
+    struct ft_error err;
+    struct ft_session_stats stats = {0};
+    CHECK_OK(reopen(&hybrid, &(struct change){.handshake = handshake, .policy = &keeping}, &err), &err);
+    for (uint32_t p = 0; p < PROMPTS && hybrid.session; p++) {
+        memset(&said, 0, sizeof said);
+        uint32_t handle = submit(hybrid.session, p, NEW);
+        while (!ft_session_is_idle(hybrid.session) && !said.failed) {
+            CHECK_OK(step_once(hybrid.session, &err), &err);
+            check_maps(hybrid.session);
+        }
+        CHECK(is_text(handle, p, NEW));
+        ft_session_release(hybrid.session, handle);
+    }
+    if (hybrid.session) {
+        check_texts(hybrid.session, 0, 4); /* together: several rows a step */
+        ft_session_stats(hybrid.session, &stats);
+    }
+    return stats;
+}
+
+TEST(experts_copied_ahead_become_resident_behind_their_copies)
+{
+    REQUIRE(load());
+    for (int h = FT_HANDSHAKE_MEMOP; h < FT_HANDSHAKE_COUNT; h++) {
+        unload();
+        struct ft_session_stats stats = run_keeping((enum ft_handshake)h);
+        printf("handshake %d: %llu ahead, %llu used, %llu wasted, %llu fetched, %llu on the CPU\n", h,
+               (unsigned long long)stats.prefetches, (unsigned long long)stats.prefetches_used,
+               (unsigned long long)stats.prefetches_wasted, (unsigned long long)stats.fetches,
+               (unsigned long long)stats.cpu_experts);
+        CHECK_EQ(stats.policy_repairs, 0);
+        if (h == FT_HANDSHAKE_LAUNCH) {
+            CHECK_EQ(stats.prefetches, 0);
+            continue;
+        }
+        CHECK(stats.prefetches > 20);
+        CHECK(stats.prefetches_used > 5);
+        CHECK(stats.prefetches_used + stats.prefetches_wasted <= stats.prefetches);
+        CHECK(stats.prefetches - stats.prefetches_used - stats.prefetches_wasted <= hybrid.plan.slot_count);
+    }
+    unload();
+}
+
+TEST(a_copy_ahead_may_fail_or_stall)
+{
+    struct ft_error err;
+    REQUIRE(load());
+    unload();
+    policy_in_faults = &keeping;
+    for (int h = FT_HANDSHAKE_MEMOP; h < FT_HANDSHAKE_LAUNCH; h++)
+        for (uint32_t nth = 1; nth <= 40; nth += 13) {
+            (void)fail_in_step((enum ft_handshake)h, "copy", nth, cudaErrorIllegalAddress);
+            (void)fail_in_step((enum ft_handshake)h, "cudaMemcpyAsync", nth, cudaErrorUnknown);
+        }
+    policy_in_faults = NULL;
+    for (uint32_t nth = 10; nth <= 14; nth += 2) {
+        CHECK_OK(reopen(&hybrid, &(struct change){.policy = &keeping}, &err), &err);
+        REQUIRE(hybrid.session != NULL);
+        fake_cuda_stall("copy", nth, 500000000u);
+        check_texts(hybrid.session, 2, 2);
+        unload();
+    }
+    check_reopens();
 }
 
 /* ---- stalls ---- */
@@ -492,6 +641,8 @@ TEST(a_kernel_that_never_ends_fails_its_step_and_close_comes_back)
     RUN(any_call_of_a_step_may_fail_and_breaks_the_session_only)                                             \
     RUN(a_kernel_or_a_copy_that_fails_on_the_gpu_breaks_the_session_only)                                    \
     RUN(state_that_cannot_be_cleared_or_copied_fails_the_next_step)                                          \
+    RUN(experts_copied_ahead_become_resident_behind_their_copies)                                            \
+    RUN(a_copy_ahead_may_fail_or_stall)                                                                      \
     RUN(a_copy_or_kernel_that_takes_seconds_changes_no_text)                                                 \
     RUN(a_gpu_that_does_not_answer_is_given_up_after_the_watchdog)                                           \
     RUN(a_kernel_that_never_ends_fails_its_step_and_close_comes_back) end_all();

@@ -299,6 +299,85 @@ TEST(idle_time_is_reported_while_active_only)
     }
 }
 
+/* Job 0 pushes 1 and 2 into its worker's own ring once the test has pushed 3 and 4. */
+struct two_rings {
+    struct ft_lane_cpu *lane;
+    _Atomic uint32_t begun, go, done;
+    uint32_t order[5];
+};
+
+static void run_two_rings(void *ctx, uint32_t thread, struct ft_job_ref ref)
+{
+    struct two_rings *t = ctx;
+    const uint32_t own[2] = {1, 2};
+    if (ref.job == 0) {
+        atomic_store(&t->begun, 1);
+        CHECK(wait_for(&t->go, 1));
+        CHECK_EQ(ft_lane_cpu_push(t->lane, thread, own, 2, EPOCH), 2);
+    }
+    t->order[atomic_load(&t->done)] = ref.job;
+    atomic_fetch_add(&t->done, 1);
+}
+
+TEST(producers_may_go_before_the_workers_own_jobs)
+{
+    static const uint32_t own_first[5] = {0, 1, 2, 3, 4}, producers_first[5] = {0, 3, 4, 1, 2};
+    const uint32_t jobs[3] = {0, 3, 4};
+    if (ft_ring_entries(8) < 8) /* the tiny preset: its rings do not hold two jobs */
+        return;
+    for (int first = 0; first < 2; first++) {
+        struct ft_error err;
+        struct two_rings t = {0};
+        struct plain unused = {0};
+        struct ft_lane_cpu_options options = plain_options(&unused, 1);
+        options.run = run_two_rings;
+        options.idle = NULL;
+        options.room = NULL;
+        options.ctx = &t;
+        options.producers_first = first;
+        CHECK_OK(ft_lane_cpu_open(&t.lane, &options, &err), &err);
+        REQUIRE(t.lane != NULL);
+        CHECK_EQ(ft_lane_cpu_push(t.lane, 1, jobs, 1, EPOCH), 1);
+        CHECK(wait_for(&t.begun, 1));
+        CHECK_EQ(ft_lane_cpu_push(t.lane, 1, jobs + 1, 2, EPOCH), 2);
+        atomic_store(&t.go, 1);
+        CHECK(wait_for(&t.done, 5));
+        ft_lane_cpu_close(t.lane);
+        CHECK(memcmp(t.order, first ? producers_first : own_first, sizeof t.order) == 0);
+    }
+}
+
+TEST(all_sleepers_are_woken_at_once)
+{
+    struct ft_error err;
+    struct ft_lane_cpu *lane;
+    struct ft_lane_cpu_counters before[4], after;
+    struct plain plain;
+    begin_plain(&plain);
+    struct ft_lane_cpu_options options = plain_options(&plain, 4);
+    CHECK_OK(ft_lane_cpu_open(&lane, &options, &err), &err);
+    REQUIRE(lane != NULL);
+    for (int i = 0; i < 60000 && ft_lane_cpu_asleep(lane) < 4; i++)
+        usleep(1000);
+    CHECK_EQ(ft_lane_cpu_asleep(lane), 4);
+    for (uint32_t w = 0; w < 4; w++)
+        ft_lane_cpu_read_counters(lane, w, &before[w]);
+    ft_lane_cpu_wake_all(lane);
+    /* Nobody pushed anything: each of them has looked, and parked once more. */
+    uint32_t again = 0;
+    for (int i = 0; i < 60000 && again < 4; i++) {
+        usleep(1000);
+        again = 0;
+        for (uint32_t w = 0; w < 4; w++) {
+            ft_lane_cpu_read_counters(lane, w, &after);
+            again += after.parks > before[w].parks;
+        }
+    }
+    CHECK_EQ(again, 4);
+    ft_lane_cpu_close(lane);
+    free((void *)plain.runs);
+}
+
 /* ---- graphs
  * ---------------------------------------------------------------------------------------------------- */
 
@@ -489,6 +568,8 @@ int main(int argc, char **argv)
     RUN(jobs_left_at_close_are_dropped)
     RUN(an_idle_lane_uses_no_cpu)
     RUN(idle_time_is_reported_while_active_only)
+    RUN(producers_may_go_before_the_workers_own_jobs)
+    RUN(all_sleepers_are_woken_at_once)
     RUN(a_job_runs_after_all_its_predecessors)
     RUN(bench_runs_and_counts_every_job)
     RUN(bad_options_are_refused)

@@ -357,7 +357,112 @@ TEST(a_slot_that_fills_is_kept_through_a_failed_step_and_a_fetch_may_overtake)
     free(step);
 }
 
-TEST_MAIN(RUN(a_slot_that_fills_is_kept_through_a_failed_step_and_a_fetch_may_overtake)
-              RUN(texts_are_right_whatever_the_delays_and_every_prefetch_is_accounted_for)
-                  RUN(prefetches_that_cannot_be_done_are_dropped)
-                      RUN(a_policy_that_does_not_prefetch_has_none))
+/* ---- a GPU's side: nothing here asks for a GPU, only for a step that has one ---- */
+
+TEST(what_a_gpu_gets_ahead_is_resident_behind_a_later_layers_flag_only)
+{
+    static struct ft_model model = {.layer_count = 3, .expert_count = 4};
+    static struct ft_layer_weights layers[3];
+    static char gpu; /* never looked into */
+    struct ft_weights weights = {.layers = layers};
+    struct ft_batch batch = {0};
+    struct ft_trace_record records[16];
+    struct ft_trace_ring rings[FT_STEP_THREADS] = {{.records = records, .capacity = 16}};
+    struct ft_step *step = aligned_alloc(64, ft_round_up(sizeof *step, 64));
+    struct ft_prefetch_move moves[FT_PREFETCH_MAX];
+    struct ft_layer_out out = {0};
+    struct ft_arena arena;
+    struct ft_error err;
+    uint32_t active_slot[2] = {FT_NONE, 1};
+    REQUIRE(step != NULL);
+    memset(step, 0, sizeof *step);
+    step->model = &model;
+    step->weights = &weights;
+    step->x.batch = &batch;
+    step->x.active.slot = active_slot;
+    step->x.active.count = 2;
+    step->traces = rings;
+    step->step_number = 5;
+    step->cuda = (struct ft_lane_cuda *)(void *)&gpu;
+    ft_clock_init(&step->clock);
+    ft_arena_count(&arena, "slots");
+    CHECK_OK(ft_slots_init(&step->slots, &arena, &arena, 3, 64, 3, 4, &err), &err);
+    CHECK_OK(ft_arena_init(&arena, "slots", arena.used, &err), &err);
+    CHECK_OK(ft_slots_init(&step->slots, &arena, &arena, 3, 64, 3, 4, &err), &err);
+    struct ft_slots *slots = &step->slots;
+    struct ft_prefetches *p = &step->prefetches;
+    ft_prefetch_offer(step, &out);
+    CHECK_EQ(out.prefetch_max, 0); /* not a captured step */
+    step->single_wave = true;
+    active_slot[0] = 0;
+    ft_prefetch_offer(step, &out);
+    CHECK_EQ(out.prefetch_max, 0); /* all resident: the GPU reads no moves */
+    active_slot[0] = FT_NONE;
+    ft_prefetch_offer(step, &out);
+    CHECK_EQ(out.prefetch_max, FT_PREFETCH_MAX);
+    ft_slots_take(slots, 0, 2, 1, 4, false); /* the victim: expert 1 of layer 2 */
+    slots->busy[0] = 0;
+    out.prefetch_layer[0] = out.prefetch_layer[1] = 1;
+    out.prefetch_expert[0] = 3;
+    out.prefetch_expert[1] = 3; /* twice: the second is dropped */
+    out.prefetch_victim[0] = 0;
+    out.prefetch_victim[1] = 1;
+    out.prefetch_count = 2;
+    ft_prefetch_publish(step, &out);
+    CHECK_EQ(p->issued, 1);
+    CHECK_EQ(ft_slots_find(slots, 2, 1),
+             FT_NONE); /* the victim is gone at once, the other is not there yet */
+    CHECK_EQ(ft_slots_find(slots, 1, 3), FT_NONE);
+    CHECK_EQ(slots->busy[0], 1);
+    CHECK_EQ(ft_prefetch_victims(step, moves), 1);
+    CHECK(moves[0].layer == 2 && moves[0].expert == 1 && moves[0].slot == FT_NONE);
+    CHECK_EQ(ft_prefetch_arrive(step, 2, moves), 0); /* not queued yet */
+    struct ft_prefetch *e = ft_prefetch_next(step);
+    REQUIRE(e != NULL);
+    CHECK(e->slot == 0 && e->layer == 1 && e->expert == 3);
+    ft_prefetch_queued(step, 0);
+    CHECK(ft_prefetch_next(step) == NULL);
+    CHECK_EQ(ft_prefetch_victims(step, moves), 0); /* told once */
+    ft_prefetch_settle(step, 0);
+    CHECK_EQ(slots->busy[0], 1);
+    step->step_number = 6;
+    CHECK_EQ(ft_prefetch_arrive(step, 1, moves), 0); /* its own layer: the lists are made */
+    CHECK_EQ(ft_prefetch_arrive(step, 2, moves), 1);
+    CHECK(moves[0].layer == 1 && moves[0].expert == 3 && moves[0].slot == 0);
+    CHECK_EQ(ft_slots_find(slots, 1, 3), 0);
+    CHECK_EQ(slots->busy[0], 0);
+    CHECK_EQ(slots->last_used[0], 5);
+    CHECK(!ft_prefetch_use(step, 0));
+    CHECK_EQ(p->used, 1);
+    ft_slots_forget_step(slots, 6); /* the step that made it resident fails: nobody waited for the copy */
+    CHECK_EQ(ft_slots_find(slots, 1, 3), FT_NONE);
+    /* One that is fetched on demand meanwhile, and one that a failed step drops. */
+    out.prefetch_layer[0] = 0;
+    out.prefetch_layer[1] = 2;
+    out.prefetch_expert[0] = out.prefetch_expert[1] = 2;
+    out.prefetch_victim[0] = 0;
+    out.prefetch_victim[1] = 1;
+    out.prefetch_count = 2;
+    ft_prefetch_publish(step, &out);
+    ft_prefetch_queued(step, 0);
+    ft_slots_take(slots, 2, 0, 2, 6, false);
+    CHECK_EQ(ft_prefetch_arrive(step, 1, moves), 0);
+    CHECK_EQ(slots->busy[0], 0);
+    CHECK_EQ(ft_slots_find(slots, 0, 2), 2);
+    CHECK_EQ(p->dropped, 1);
+    CHECK_EQ(slots->busy[1], 1);
+    ft_prefetch_drop(step);
+    CHECK_EQ(slots->busy[1], 0);
+    CHECK_EQ(p->dropped, 2);
+    CHECK(ft_prefetch_next(step) == NULL);
+    ft_prefetch_offer(step, &out);
+    CHECK_EQ(out.prefetch_max, FT_PREFETCH_MAX);
+    ft_arena_fini(&arena);
+    free(step);
+}
+
+TEST_MAIN(RUN(what_a_gpu_gets_ahead_is_resident_behind_a_later_layers_flag_only)
+              RUN(a_slot_that_fills_is_kept_through_a_failed_step_and_a_fetch_may_overtake)
+                  RUN(texts_are_right_whatever_the_delays_and_every_prefetch_is_accounted_for)
+                      RUN(prefetches_that_cannot_be_done_are_dropped)
+                          RUN(a_policy_that_does_not_prefetch_has_none))

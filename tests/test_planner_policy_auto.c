@@ -28,7 +28,14 @@ struct result {
     double early_ns;        /* the same, layers 50 .. 250 */
     double fetched, missed; /* second half */
     uint32_t probes, repairs;
+    uint32_t ahead, ahead_most; /* copies ahead: second half, and the most of one layer */
 };
+
+/* Room that the policy gets for copies ahead, and the device's time between two layers. */
+static uint32_t ahead_max;
+static double gap_ns = 300000;
+static bool no_prefetch;
+static bool prepares; /* between two layers, as a GPU lane does */
 
 struct sim {
     const struct ft_policy *policy;
@@ -126,7 +133,15 @@ static void run_router(struct sim *s, uint32_t step, uint32_t layer, struct ft_s
                              .expert_bytes = EXPERT_BYTES,
                              .format = FT_FORMAT_NVFP4,
                              .slots = {SLOTS, s->slot_layer, s->slot_expert, s->slot_used, s->busy}};
-    struct ft_layer_out out = {.place = place, .reason = reason, .victim = victim, .predicted_ns = predicted};
+    uint32_t ahead_layer[TOPK], ahead_expert[TOPK], ahead_victim[TOPK];
+    struct ft_layer_out out = {.place = place,
+                               .reason = reason,
+                               .victim = victim,
+                               .predicted_ns = predicted,
+                               .prefetch_max = ahead_max,
+                               .prefetch_layer = ahead_layer,
+                               .prefetch_expert = ahead_expert,
+                               .prefetch_victim = ahead_victim};
     s->policy->decide_layer(s->state, &in, &out);
     s->result.repairs += ft_policy_check_answer(&in, &out);
     uint32_t fetched = 0, on_cpu = 0;
@@ -141,11 +156,25 @@ static void run_router(struct sim *s, uint32_t step, uint32_t layer, struct ft_s
         s->slot_expert[victim[i]] = expert[i];
         s->slot_used[victim[i]] = step;
     }
+    for (uint32_t i = 0; i < out.prefetch_count; i++) {
+        bool computed_here = false;
+        for (uint32_t j = 0; j < count; j++)
+            computed_here |= place[j] == FT_PLACE_CPU && expert[j] == ahead_expert[i];
+        CHECK(computed_here && ahead_layer[i] == layer);
+        CHECK(s->slot_used[ahead_victim[i]] < step);
+        s->slot_layer[ahead_victim[i]] = layer;
+        s->slot_expert[ahead_victim[i]] = ahead_expert[i];
+        s->slot_used[ahead_victim[i]] = step;
+    }
+    if (prepares && s->policy->prepare)
+        s->policy->prepare(s->state, &in.slots, step);
+    s->result.ahead += step > STEPS / 2 ? out.prefetch_count : 0;
+    s->result.ahead_most = FT_MAX(s->result.ahead_most, out.prefetch_count);
     summary->misses += fetched + on_cpu;
     summary->fetches += fetched;
     s->result.probes += probe;
     double ns = run_layer(s, layer, fetched, on_cpu);
-    s->now += ns + 300000;
+    s->now += ns + gap_ns;
     uint32_t at = (step - 1) * LAYERS + layer;
     s->result.early_ns += at >= 50 && at < 250 ? ns : 0;
     if (step > STEPS / 2) {
@@ -162,7 +191,8 @@ static struct result simulate(const struct ft_policy *policy, const struct ft_ma
                                       .machine = believed,
                                       .fetch_share = share,
                                       .slot_count = SLOTS,
-                                      .deterministic = deterministic};
+                                      .deterministic = deterministic,
+                                      .no_prefetch = no_prefetch};
     struct sim *s = calloc(1, sizeof *s);
     uint64_t bytes = ft_round_up(policy->state_bytes(&params), 64);
     void *state = aligned_alloc(64, bytes);
@@ -318,6 +348,75 @@ TEST(deterministic_runs_neither_learn_nor_probe)
     CHECK(second.layer_ns > 5 * first.layer_ns); /* it was told wrong, and kept to it */
 }
 
+/* The GPU's side of it is left out: copies ahead are there at the next use. */
+TEST(the_links_idle_time_makes_experts_of_the_cpu_resident)
+{
+    make_routing();
+    ahead_max = TOPK;
+    no_prefetch = true;
+    struct result without = simulate(&ft_policy_auto, &told, &as_told, 0, false);
+    no_prefetch = false;
+    struct result with = simulate(&ft_policy_auto, &told, &as_told, 0, false);
+    printf("     misses in %u steps %.0f, with %u copies ahead %.0f; at most %u a layer\n", STEPS / 2,
+           without.missed, with.ahead, with.missed, with.ahead_most);
+    CHECK_EQ(without.ahead, 0);
+    CHECK(with.ahead > 0);
+    CHECK(with.missed < 0.96 * without.missed);
+    CHECK(with.layer_ns < without.layer_ns);
+    CHECK_EQ(with.repairs + without.repairs, 0);
+    /* 55 us a copy and more: one fits into the gap, none, or it is not known */
+    gap_ns = 75000;
+    struct result one = simulate(&ft_policy_auto, &told, &as_told, 0, false);
+    CHECK(one.ahead > 0 && one.ahead_most <= 2); /* 2: the CPU ended later than the link */
+    gap_ns = 10000;
+    struct result none = simulate(&ft_policy_auto, &told, &as_told, 0, false);
+    CHECK(none.ahead < one.ahead / 10);
+    gap_ns = 300000;
+    CHECK_EQ(simulate(&ft_policy_auto, &told, &as_told, 0, true).ahead, 0);
+    ahead_max = 0;
+}
+
+/* Every expert in turn: none is used again before it is pushed out. */
+TEST(what_is_not_used_again_is_not_copied_ahead)
+{
+    struct ft_routing locality;
+    uint16_t *ids = malloc(sizeof *ids * STEPS * LAYERS * TOPK);
+    make_routing();
+    locality = routing;
+    REQUIRE(ids != NULL);
+    for (uint32_t step = 0; step < STEPS; step++)
+        for (uint32_t i = 0; i < LAYERS * TOPK; i++)
+            ids[step * LAYERS * TOPK + i] = (uint16_t)((step * TOPK + i % TOPK) % EXPERTS);
+    routing.ids = ids;
+    ahead_max = TOPK;
+    struct result r = simulate(&ft_policy_auto, &told, &as_told, 0, false);
+    printf("     %u copies ahead where nothing is used again\n", r.ahead);
+    CHECK(r.ahead < STEPS / 2 * LAYERS / 10);
+    ahead_max = 0;
+    routing = locality;
+    free(ids);
+}
+
+/* Victims found ahead of time are those that would have been found in time. */
+TEST(what_is_prepared_changes_no_choice)
+{
+    make_routing();
+    for (ahead_max = 0; ahead_max <= TOPK; ahead_max += TOPK) {
+        struct result in_time = simulate(&ft_policy_auto, &told, &as_told, 0, false);
+        prepares = true;
+        struct result prepared = simulate(&ft_policy_auto, &told, &as_told, 0, false);
+        prepares = false;
+        CHECK(in_time.missed > 0 && in_time.missed == prepared.missed);
+        CHECK(in_time.fetched == prepared.fetched && in_time.layer_ns == prepared.layer_ns);
+        CHECK_EQ(in_time.ahead, prepared.ahead);
+        CHECK_EQ(prepared.repairs, 0);
+    }
+    ahead_max = 0;
+}
+
 TEST_MAIN(RUN(a_true_belief_is_as_good_as_the_best_share) RUN(a_wrong_belief_is_corrected)
               RUN(a_belief_that_shuns_a_lane_is_found_out) RUN(nothing_measured_is_no_obstacle)
-                  RUN(deterministic_runs_neither_learn_nor_probe) ft_routing_free(&routing);)
+                  RUN(deterministic_runs_neither_learn_nor_probe)
+                      RUN(the_links_idle_time_makes_experts_of_the_cpu_resident)
+                          RUN(what_is_not_used_again_is_not_copied_ahead)
+                              RUN(what_is_prepared_changes_no_choice) ft_routing_free(&routing);)

@@ -74,6 +74,10 @@ void ft_decode_stats_subtract(struct ft_session_stats *b, const struct ft_sessio
     b->fetches -= a->fetches;
     b->fetch_bytes -= a->fetch_bytes;
     b->cpu_experts -= a->cpu_experts;
+    b->prefetches -= a->prefetches;
+    b->prefetches_used -= a->prefetches_used;
+    b->prefetches_waited -= a->prefetches_waited;
+    b->prefetches_wasted -= a->prefetches_wasted;
     b->policy_repairs -= a->policy_repairs;
     b->jobs -= a->jobs;
     b->stolen -= a->stolen;
@@ -162,6 +166,11 @@ void ft_decode_report_print_row(const struct ft_decode_report *report, const str
     fprintf(out, "    hits %.1f%% of %.1f distinct experts a step; %.1f fetched (%.1f MB), %.1f on the CPU\n",
             100 * share((double)(active - misses), (double)active), (double)active / steps,
             (double)s->fetches / steps, (double)s->fetch_bytes / steps / 1e6, (double)s->cpu_experts / steps);
+    if (s->prefetches)
+        fprintf(out, "    copied ahead %.1f a step (%.1f MB): %.1f used, %.1f evicted unused (%.1f MB)\n",
+                (double)s->prefetches / steps, (double)s->prefetches / steps * report->expert_bytes / 1e6,
+                (double)s->prefetches_used / steps, (double)s->prefetches_wasted / steps,
+                (double)s->prefetches_wasted / steps * report->expert_bytes / 1e6);
     fprintf(out, "    thread ms a step:");
     for (uint32_t c = 0; c < FT_CLASS_COUNT; c++)
         if (s->class_ns[c] > 0)
@@ -289,6 +298,9 @@ static void write_row(struct ft_json *json, const struct ft_decode_report *r, co
     ft_json_f64(json, "fetches_per_step", (double)row->stats.fetches / steps);
     ft_json_f64(json, "fetch_bytes_per_step", (double)row->stats.fetch_bytes / steps);
     ft_json_f64(json, "cpu_experts_per_step", (double)row->stats.cpu_experts / steps);
+    ft_json_f64(json, "prefetches_per_step", (double)row->stats.prefetches / steps);
+    ft_json_f64(json, "prefetches_used_per_step", (double)row->stats.prefetches_used / steps);
+    ft_json_f64(json, "prefetches_wasted_per_step", (double)row->stats.prefetches_wasted / steps);
     ft_json_u64(json, "policy_repairs", row->stats.policy_repairs);
     write_traffic(json, &row->traffic);
     write_times(json, row);

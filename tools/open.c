@@ -77,6 +77,8 @@ const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
      "kernels: ref, avx2, avx2vnni, avx512, avx512vnni; less exact: avx2vnni-int8, avx512vnni-int8 (also "
      "$FT_ISA)",
      "the best of this core", FT_OPTION_STRING, FIELD(isa), 0, 0},
+    {"no-prefetch", NULL, "auto: copy no experts ahead while the link idles", NULL, FT_OPTION_FLAG,
+     FIELD(no_prefetch), 0, 0},
     {"no-pin", NULL, "do not pin workers to cores", NULL, FT_OPTION_CLEAR, FIELD(pin), 0, 0},
     {"quiet", NULL, "no progress, notes or summary on stderr", NULL, FT_OPTION_FLAG, FIELD(quiet), 0, 0},
 };
@@ -407,6 +409,7 @@ static int open_session(struct ft_engine *engine, const struct ft_open_options *
                           .fetch_share = engine->plan.fetch_share,
                           .slot_count = engine->plan.slot_count,
                           .deterministic = engine->plan.deterministic,
+                          .no_prefetch = options->no_prefetch,
                           .extra = options->replay ? &engine->replay : NULL},
     };
     if (options->trace) {

@@ -41,10 +41,10 @@ struct ft_open_options {
     const char *replay, *trace, *isa;
     bool assume_gpu; /* plans only: --device cuda with --vram on a machine without a GPU supposes one */
     double link_gbs, link_delay_us;
-    bool pin, quiet;
+    bool pin, quiet, no_prefetch;
 };
 
-#define FT_OPEN_OPTION_COUNT 28u
+#define FT_OPEN_OPTION_COUNT 29u
 extern const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT];
 void ft_open_options_init(struct ft_open_options *options);
 /* The group of engine options for a command's option set; options is the target. */

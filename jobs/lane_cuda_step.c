@@ -144,7 +144,7 @@ static int make_exchange(struct ft_lane_cuda *lane, struct ft_error *err)
     uint64_t move_count = place(&at, layers, 4);
     uint64_t moves = place(&at, (uint64_t)layers * e->moves_max, sizeof(struct ft_cuda_move));
     uint64_t forced = place(&at, x->routing ? (uint64_t)layers * decode * k : 0, 4);
-    uint64_t stamps = place(&at, (uint64_t)layers * FT_CUDA_STAMP_LAYER_COUNT + FT_CUDA_STAMP_STEP_COUNT, 8);
+    uint64_t stamps = place(&at, ft_cuda_stamp_count(layers), 8);
     int status = ft_cuda_alloc(lane, FT_TIER_RAM, at, "flags and router results", (void **)&block, err);
     if (status == FT_OK)
         status = ft_cuda_alloc(lane, FT_TIER_DEVICE, (uint64_t)layers * FT_MAX(m->expert_count, 1u) * 4,
@@ -155,6 +155,9 @@ static int make_exchange(struct ft_lane_cuda *lane, struct ft_error *err)
     if (status == FT_OK)
         status =
             ft_cuda_alloc(lane, FT_TIER_DEVICE, COUNTER_COUNT * 4, "counters", (void **)&e->counters, err);
+    if (status == FT_OK)
+        status = ft_cuda_alloc(lane, FT_TIER_DEVICE, ft_cuda_stamp_count(layers) * sizeof(uint64_t),
+                               "time stamps", (void **)&lane->c.stamps, err);
     if (status == FT_OK)
         status = make_list(lane, &e->resident, decode * k, decode * k, err);
     if (status == FT_OK)
@@ -172,7 +175,7 @@ static int make_exchange(struct ft_lane_cuda *lane, struct ft_error *err)
     e->move_count = lane->host.move_count = (uint32_t *)(block + move_count);
     e->moves = lane->host.moves = (struct ft_cuda_move *)(block + moves);
     e->forced_ids = lane->host.forced = x->routing ? (uint32_t *)(block + forced) : NULL;
-    lane->c.stamps = (uint64_t *)(block + stamps);
+    lane->c.host_stamps = (uint64_t *)(block + stamps);
     e->host_x = ft_execute_at(x, x->space.x, 0, 0);
     e->host_y = ft_execute_at(x, x->space.expert_y, 0, 0);
     e->host_ple = ft_execute_at(x, x->space.ple_e, 0, 0);

@@ -61,7 +61,7 @@ static void add(struct ft_lane_cuda *lane, uint64_t begin, uint64_t end, uint32_
 void ft_cuda_record_stamps(struct ft_lane_cuda *lane, uint64_t done_ns)
 {
     const struct ft_model *m = lane->step->model;
-    const uint64_t *stamps = lane->c.stamps,
+    const uint64_t *stamps = lane->c.host_stamps,
                    *last = stamps + (uint64_t)m->layer_count * FT_CUDA_STAMP_LAYER_COUNT;
     uint64_t begin = last[FT_CUDA_STAMP_BEGIN], end = last[FT_CUDA_STAMP_END];
     int64_t offset = (int64_t)(done_ns - end);
@@ -76,7 +76,7 @@ void ft_cuda_record_stamps(struct ft_lane_cuda *lane, uint64_t done_ns)
     struct part part = {FT_OP_EMBED, FT_RECORD_JOB, FT_WAIT_NONE};
     for (uint32_t layer = 0; layer < m->layer_count; layer++)
         for (uint32_t s = 0; s < FT_CUDA_STAMP_LAYER_COUNT; s++) {
-            uint64_t next = *ft_cuda_stamp_of(&lane->c, layer, (enum ft_cuda_stamp)s);
+            uint64_t next = stamps[layer * FT_CUDA_STAMP_LAYER_COUNT + s];
             if (next < at || next > end)
                 continue;
             add(lane, at, next, at_layer, part.op, part.kind, part.cause);

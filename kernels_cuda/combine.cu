@@ -26,7 +26,8 @@ static __global__ void __launch_bounds__(COMBINE_THREADS) combine_kernel(struct 
     const float *weights = a.weights + row * a.topk, *s = a.mixed + row * (a.lowrank + a.streams) + a.lowrank;
     float *residual = a.residual + row * a.streams * a.hidden + at, held[COMBINE_STREAMS],
           scale[COMBINE_STREAMS];
-    ft_begin_next();
+    if (!a.on_cpu)
+        ft_begin_next();
 #pragma unroll
     for (uint32_t i = 0; i < COMBINE_STREAMS; i++) {
         held[i] = i < a.streams ? __ldcg(residual + (uint64_t)i * a.hidden) : 0.0f;
@@ -44,6 +45,8 @@ static __global__ void __launch_bounds__(COMBINE_THREADS) combine_kernel(struct 
         }
         if (first == 0) {
             ft_wait_previous();
+            if (a.on_cpu) /* not before: this kernel waits beside the one that waits for the host */
+                ft_begin_next();
             if (a.stamp && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
                 *a.stamp = ft_global_timer();
         }

@@ -67,7 +67,7 @@ static inline bool ft_can_launch_next(void)
  * head's 1.27 GB (283 us): at 30 and 44% 21.4 and 290 us, 58% 22.5 and 289, 86% 24.1 and 357, 100% 24.5 and 364. Batches
  * of 4 and 8 want 58 and 72%: their activations need the room.
  */
-#define FT_SHARED_SPLIT 58u
+#define FT_SHARED_SPLIT 72u
 template <class... P, class... A>
 static inline int ft_launch_next(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, void *stream, A... args)
 {

@@ -104,14 +104,13 @@ static __global__ void wait_fetched_kernel(struct wait_args a)
 static __global__ void wait_computed_kernel(struct wait_args a)
 {
     FT_SHARED(uint32_t, word, 1);
+    ft_begin_next(); /* combine alone: its few blocks leave room for the kernels of the copy stream */
     ft_wait_previous();
     if (threadIdx.x == 0 && a.begin_stamp)
         *a.begin_stamp = ft_global_timer();
     bool any = has_pairs_on_cpu(a.exchange.on_cpu, a.group.pairs, word);
     if (threadIdx.x == 0 && any)
         wait_for(a.exchange.computed + (uint64_t)a.layer * FT_CUDA_FLAG_STRIDE, a.exchange.abort, *a.epoch);
-    __syncthreads();
-    ft_begin_next();
 }
 
 /* ---- waits of a step of one row ----
@@ -195,13 +194,13 @@ static __global__ void wait_fetched_row_kernel(struct wait_args a)
 static __global__ void wait_computed_row_kernel(struct wait_args a)
 {
     uint32_t epoch = *a.epoch;
+    ft_begin_next();
     if (stamp_beside(a.begin_stamp))
         return;
     if (has_pair_on_cpu(a.exchange.on_cpu, a.group.pairs) && threadIdx.x == 0)
         wait_for(a.exchange.computed + (uint64_t)a.layer * FT_CUDA_FLAG_STRIDE, a.exchange.abort, epoch);
     __syncwarp();
     ft_wait_previous();
-    ft_begin_next();
 }
 
 static struct wait_args wait_args_of(const struct ft_cuda *c, uint32_t layer, enum ft_cuda_stamp begin)
@@ -240,18 +239,29 @@ extern "C" int ft_cuda_wait_computed(const struct ft_cuda *c, uint32_t layer, vo
 
 /* ---- end of a step ---- */
 
-static __global__ void end_kernel(uint32_t *done, const uint32_t *epoch, uint64_t *stamp)
+#define END_THREADS 256u
+
+/* The last stamp is taken here; all of them go to the host at once. */
+static __global__ void __launch_bounds__(END_THREADS)
+    end_kernel(uint32_t *done, const uint32_t *epoch, uint64_t *stamp, const uint64_t *stamps,
+               uint64_t *host_stamps, uint32_t stamp_count)
 {
     ft_wait_previous();
-    if (stamp)
+    if (stamp && threadIdx.x == 0)
         *stamp = ft_global_timer();
-    ft_store_release_system(done, *epoch); /* pairs with the driver's acquire load */
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; host_stamps && i < stamp_count; i += END_THREADS)
+        host_stamps[i] = stamps[i];
+    __syncthreads();
+    if (threadIdx.x == 0)
+        ft_store_release_system(done, *epoch); /* pairs with the driver's acquire load */
 }
 
 extern "C" int ft_cuda_end(const struct ft_cuda *c, void *stream)
 {
     uint64_t *stamp = ft_cuda_stamp_of(c, c->model->layer_count, FT_CUDA_STAMP_END);
-    return FT_LAUNCH_NEXT(end_kernel, dim3(1), dim3(1), 0, stream, c->exchange.done, c->step.epoch, stamp);
+    return FT_LAUNCH_NEXT(end_kernel, dim3(1), dim3(END_THREADS), 0, stream, c->exchange.done, c->step.epoch,
+                          stamp, c->stamps, c->host_stamps, ft_cuda_stamp_count(c->model->layer_count));
 }
 
 /* ---- gather ---- */

@@ -16,9 +16,13 @@
 #define UP_THREADS 128u
 #define UP_PARTS 4u /* warps that share a tile's columns */
 #define UP_UNITS (TILE / 2)
-/* That a multiprocessor holds at once. A single row: the 800 of the main model's ten experts lie on 132
+/* How pieces reach the up kernel. Through shared memory, a share per warp: those of a step's only row (groups
+ * are one pair each), or of two rows at a time, where groups of more are rare; else they are read where route
+ * put them. */
+enum way { WAY_ALONE, WAY_TWO, WAY_MANY };
+/* Blocks that a multiprocessor holds at once. A row alone: the 800 of the main model's ten experts lie on 132
  * multiprocessors, six or seven each. */
-#define UP_BLOCKS(single) ((single) ? 7 : 5)
+#define UP_BLOCKS(way) ((way) == WAY_ALONE ? 7 : 5)
 #define UP_FLIGHT 4 /* units whose loads are under way per warp */
 #define DOWN_FLIGHT 5
 #define DOWN_THREADS 128u
@@ -31,7 +35,6 @@
 
 /* The rows of group `group` of the list: [begin, end) of its pairs; false: no such group. A list of one row
  * has one pair a group. The address comes with the count, not behind it. */
-template <bool single>
 static __device__ __forceinline__ bool find_group(const struct ft_expert_args *a, uint32_t group,
                                                   uint32_t *begin, uint32_t *end, const char **blob)
 {
@@ -43,7 +46,7 @@ static __device__ __forceinline__ bool find_group(const struct ft_expert_args *a
                 : NULL;
     if (group >= count)
         return false;
-    if (!single && !a->one_row) {
+    if (!a->one_row) {
         *begin = __ldcg(a->list.pair_begin + group);
         *end = __ldcg(a->list.pair_begin + group + 1);
     }
@@ -79,7 +82,7 @@ static __device__ __forceinline__ void finish_up(const struct ft_expert_args *a,
     }
 }
 
-/* Whether the kernels for a single row take multiply_short. */
+/* Whether the kernels for few rows take multiply_short. */
 template <int kind> static __host__ __device__ __forceinline__ constexpr bool is_short()
 {
     return kind == FT_EXPERT_NVFP4 || kind == FT_EXPERT_MXFP4;
@@ -89,7 +92,7 @@ static __host__ __device__ __forceinline__ uint32_t up_share(uint32_t units)
     return (units + UP_PARTS - 1) / UP_PARTS;
 }
 
-/* Units of a warp's share that the kernel for a single row has room for. */
+/* Units of a warp's share that the ways through shared memory have room for. */
 template <int kind> static __host__ __device__ __forceinline__ constexpr uint32_t share_max()
 {
     return is_short<kind>() ? UP_FLIGHT + 1 : 192u / ft_expert_run<kind>();
@@ -114,13 +117,11 @@ static __device__ __forceinline__ void copy_share(uint32_t *to, const uint32_t *
     ft_copy_async_commit();
 }
 
-/* single: a step of one row, so that a group is one pair (a.one_row); its pieces go through shared memory, a
- * share per warp. Several rows are read where route put them. */
-template <int kind, int tiles, bool single>
-static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS(single))
+template <int kind, int tiles, int way>
+static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS(way))
     up_kernel(const __grid_constant__ struct ft_expert_args a, uint32_t rows_at_once)
 {
-    FT_SHARED_DYNAMIC(uint32_t, pieces); /* single: [warp][share] units */
+    FT_SHARED_DYNAMIC(uint32_t, pieces); /* [warp][rows at once][share] units */
     FT_SHARED(float, put, UP_PARTS *TILE * 8 * tiles);
     constexpr uint32_t run = ft_expert_run<kind>(), unit_words = ft_stage_unit_words<kind>();
     uint32_t begin, end, warp = threadIdx.x >> 5, unit0 = blockIdx.x * UP_UNITS;
@@ -132,10 +133,10 @@ static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS(single))
     ft_begin_next();
     if (a.stamp && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
         *a.stamp = ft_global_timer();
-    uint32_t *mine = pieces + warp * share_words<kind>();
-    if (single)
+    uint32_t *mine = pieces + warp * rows_at_once * share_words<kind>();
+    if (way == WAY_ALONE)
         copy_share<share_words<kind>()>(mine, a.staged + unit_begin * unit_words);
-    if (!find_group<single>(&a, blockIdx.y, &begin, &end, &blob)) {
+    if (!find_group(&a, blockIdx.y, &begin, &end, &blob)) {
         ft_copy_async_wait<0>();
         return;
     }
@@ -147,21 +148,27 @@ static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS(single))
     aim<kind>(&w, 0, &a.layout, &gate, row, unit_begin, unit_end);
     aim<kind>(&w, 1, &a.layout, &up, row, unit_begin, unit_end);
     for (uint32_t first = begin; first < end; first += rows_at_once) {
-        uint32_t rows = single ? 1 : min(end - first, rows_at_once);
+        uint32_t rows = way == WAY_ALONE ? 1 : min(end - first, rows_at_once);
         struct tile_rows at = w;
         ask<kind, UP_FLIGHT>(raw, &at);
         struct tile_columns<tiles> b;
         float sum[tiles][4] = {};
-        if constexpr (single) {
-            aim_columns<kind, tiles>(&b, 1, 0, [&](uint32_t) { return mine; });
+        auto staged = [&](uint32_t r) {
+            return a.staged + (uint64_t)__ldcg(a.list.pair_row + first + r) * words + unit_begin * unit_words;
+        };
+        if constexpr (way == WAY_MANY) {
+            aim_columns<kind, tiles>(&b, rows, staged);
+        } else {
+            if (way == WAY_TWO) {
+                __syncwarp(); /* the pass before has read its pieces */
+                for (uint32_t r = 0; r < rows; r++)
+                    copy_share<share_words<kind>()>(mine + r * share_words<kind>(), staged(r));
+            }
+            aim_columns<kind, tiles>(&b, rows, [&](uint32_t r) { return mine + r * share_words<kind>(); });
             ft_copy_async_wait<0>();
             __syncwarp();
-        } else {
-            aim_columns<kind, tiles>(&b, rows, unit_begin, [&](uint32_t r) {
-                return a.staged + (uint64_t)__ldcg(a.list.pair_row + first + r) * words;
-            });
         }
-        if constexpr (single && is_short<kind>())
+        if constexpr (way != WAY_MANY && is_short<kind>())
             multiply_short<kind, tiles, UP_FLIGHT, UP_FLIGHT + 1>(sum, raw, &at, unit_end - unit_begin, &b);
         else
             multiply<kind, tiles, UP_FLIGHT>(sum, raw, &at, unit_end - unit_begin, &b);
@@ -171,7 +178,7 @@ static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS(single))
         __syncthreads();
         finish_up<kind, tiles>(&a, put, blob, unit0, first, rows, gate.factor * tile_factor<kind>(),
                                up.factor * tile_factor<kind>());
-        if (single)
+        if (way == WAY_ALONE)
             break;
     }
 }
@@ -222,7 +229,8 @@ static __device__ void shared_down(const struct shared_args *s)
     }
 }
 
-template <int kind, int tiles, bool single>
+/* brief: a row is no longer than what is under way at once. */
+template <int kind, int tiles, bool brief>
 static __global__ void __launch_bounds__(DOWN_THREADS, DOWN_BLOCKS)
     down_kernel(const __grid_constant__ struct ft_expert_args a, const __grid_constant__ struct shared_args s,
                 uint32_t blocks_per_group, uint32_t rows_at_once)
@@ -240,8 +248,8 @@ static __global__ void __launch_bounds__(DOWN_THREADS, DOWN_BLOCKS)
         return;
     }
     uint32_t group = block / blocks_per_group;
-    if (!find_group<single>(&a, group, &begin, &end,
-                            &blob)) { /* the list was there before the kernel in front began */
+    if (!find_group(&a, group, &begin, &end,
+                    &blob)) { /* the list was there before the kernel in front began */
         ft_wait_previous();
         return;
     }
@@ -255,7 +263,7 @@ static __global__ void __launch_bounds__(DOWN_THREADS, DOWN_BLOCKS)
     aim<kind>(&w, 1, &a.layout, &m, min(row0 + (lane >> 2) + 8, a.layout.hidden - 1), 0, units);
     const float *bias = ft_expert_bias(&a.layout, blob, 2);
     for (uint32_t first = begin; first < end; first += rows_at_once) {
-        uint32_t rows = single ? 1 : min(end - first, rows_at_once);
+        uint32_t rows = min(end - first, rows_at_once);
         struct tile_rows at = w;
         ask<kind, DOWN_FLIGHT>(raw, &at);
         if (first == begin)
@@ -267,9 +275,9 @@ static __global__ void __launch_bounds__(DOWN_THREADS, DOWN_BLOCKS)
                                a.layout.width);
         __syncthreads();
         struct tile_columns<tiles> b;
-        aim_columns<kind, tiles>(&b, rows, 0, [&](uint32_t r) { return pieces + r * words; });
+        aim_columns<kind, tiles>(&b, rows, [&](uint32_t r) { return pieces + r * words; });
         float sum[tiles][4] = {};
-        if constexpr (single && is_short<kind>())
+        if constexpr (brief)
             multiply_short<kind, tiles, DOWN_FLIGHT, DOWN_FLIGHT>(sum, raw, &at, units, &b);
         else
             multiply<kind, tiles, DOWN_FLIGHT>(sum, raw, &at, units, &b);
@@ -284,8 +292,6 @@ static __global__ void __launch_bounds__(DOWN_THREADS, DOWN_BLOCKS)
                          bias ? bias[out] : 0.0f);
         }
         __syncwarp();
-        if (single)
-            break;
     }
 }
 
@@ -307,7 +313,7 @@ static __global__ void slow_up_kernel(struct ft_expert_args a)
     ft_begin_next();
     if (a.stamp && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
         *a.stamp = ft_global_timer();
-    if (!find_group<false>(&a, blockIdx.y, &begin, &end, &blob) || unit >= a.layout.width)
+    if (!find_group(&a, blockIdx.y, &begin, &end, &blob) || unit >= a.layout.width)
         return;
     struct ft_matrix gate_w = ft_expert_view_device(&a.layout, blob, 0),
                      up_w = ft_expert_view_device(&a.layout, blob, 1);
@@ -334,7 +340,7 @@ static __global__ void slow_down_kernel(struct ft_expert_args a, struct shared_a
     uint32_t block = blockIdx.x - s.blocks, group = block / blocks_per_group, begin, end;
     uint32_t out = block % blocks_per_group * DOWN_WARPS + (threadIdx.x >> 5);
     const char *blob;
-    if (!find_group<false>(&a, group, &begin, &end, &blob) || out >= a.layout.hidden)
+    if (!find_group(&a, group, &begin, &end, &blob) || out >= a.layout.hidden)
         return;
     struct ft_matrix w = ft_expert_view_device(&a.layout, blob, 2);
     const float *bias = ft_expert_bias(&a.layout, blob, 2);
@@ -353,21 +359,21 @@ static uint32_t div_up(uint32_t a, uint32_t b)
 }
 
 /* Rows of h staged at once in shared memory: as many as fit, `words` each. 0: not even one. */
-static uint32_t rows_that_fit(uint32_t words, uint32_t rows_bound)
+static uint32_t rows_that_fit(uint32_t words, uint32_t rows_wanted)
 {
-    uint32_t bytes = 4 * words, rows = FT_MIN(FT_MIN(rows_bound, ROWS_AT_ONCE), SHARED_PREFERRED / bytes);
+    uint32_t bytes = 4 * words, rows = FT_MIN(rows_wanted, SHARED_PREFERRED / bytes);
     return rows ? rows : bytes <= SHARED_MAX ? 1 : 0;
 }
 
-template <int kind, int tiles, bool single>
-static int launch_up(const struct ft_expert_args *a, uint32_t groups, uint32_t rows, uint32_t shared,
-                     void *stream)
+template <int kind, int tiles, int way>
+static int launch_up(const struct ft_expert_args *a, uint32_t groups, uint32_t rows, void *stream)
 {
-    return FT_LAUNCH_NEXT((up_kernel<kind, tiles, single>), dim3(div_up(a->layout.width, UP_UNITS), groups),
+    uint32_t shared = way == WAY_MANY ? 0 : rows * UP_PARTS * share_words<kind>() * 4;
+    return FT_LAUNCH_NEXT((up_kernel<kind, tiles, way>), dim3(div_up(a->layout.width, UP_UNITS), groups),
                           dim3(UP_THREADS), shared, stream, *a, rows);
 }
 
-template <int kind, int tiles, bool single>
+template <int kind, int tiles, bool brief>
 static int launch_down(const struct ft_expert_args *a, const struct shared_args *s, uint32_t groups,
                        uint32_t rows, void *stream)
 {
@@ -375,9 +381,9 @@ static int launch_down(const struct ft_expert_args *a, const struct shared_args 
     uint32_t per_group = div_up(a->layout.hidden, TILE * DOWN_WARPS);
     int error = 0;
     if (shared > SHARED_PREFERRED)
-        error = FT_SHARED_LIMIT((down_kernel<kind, tiles, single>), shared);
+        error = FT_SHARED_LIMIT((down_kernel<kind, tiles, brief>), shared);
     return error ? error
-                 : FT_LAUNCH_NEXT((down_kernel<kind, tiles, single>), dim3(s->blocks + per_group * groups),
+                 : FT_LAUNCH_NEXT((down_kernel<kind, tiles, brief>), dim3(s->blocks + per_group * groups),
                                   dim3(DOWN_THREADS), shared, stream, *a, *s, per_group, rows);
 }
 
@@ -392,41 +398,42 @@ static int launch_slow(const struct ft_expert_args *a, const struct shared_args 
                                   0, stream, *a, *s, per_group);
 }
 
+/* rows_at_once: activation rows of a group that a pass takes; weights are read again for each pass. */
 template <int kind>
 static int launch_kind(const struct ft_expert_args *a, const struct shared_args *s, uint32_t groups,
-                       uint32_t rows_bound, void *stream)
+                       uint32_t rows_at_once, void *stream)
 {
-    uint32_t share = up_share(ft_stage_units(a->layout.hidden, ft_expert_run<kind>()));
-    uint32_t up_rows = FT_MIN(rows_bound, ROWS_AT_ONCE);
-    uint32_t down_rows = rows_that_fit(ft_stage_words<kind>(a->layout.width), rows_bound);
+    constexpr uint32_t run = ft_expert_run<kind>();
+    bool shares = up_share(ft_stage_units(a->layout.hidden, run)) <= share_max<kind>();
+    uint32_t down_rows = rows_that_fit(ft_stage_words<kind>(a->layout.width), rows_at_once);
     if (!down_rows)
         return launch_slow(a, s, groups, stream);
-    bool single = a->one_row && share <= share_max<kind>();
-    int error = single
-                    ? launch_up<kind, 1, true>(a, groups, up_rows, UP_PARTS * share_words<kind>() * 4, stream)
-                : up_rows <= 2 ? launch_up<kind, 1, false>(a, groups, up_rows, 0, stream)
-                               : launch_up<kind, 2, false>(a, groups, up_rows, 0, stream);
+    int error = a->one_row && shares          ? launch_up<kind, 1, WAY_ALONE>(a, groups, 1, stream)
+                : rows_at_once <= 2 && shares ? launch_up<kind, 1, WAY_TWO>(a, groups, rows_at_once, stream)
+                : rows_at_once <= 2           ? launch_up<kind, 1, WAY_MANY>(a, groups, rows_at_once, stream)
+                                              : launch_up<kind, 2, WAY_MANY>(a, groups, rows_at_once, stream);
     if (error)
         return error;
-    single = a->one_row &&
-             (!is_short<kind>() || ft_stage_units(a->layout.width, ft_expert_run<kind>()) <= DOWN_FLIGHT);
-    return single           ? launch_down<kind, 1, true>(a, s, groups, down_rows, stream)
-           : down_rows <= 2 ? launch_down<kind, 1, false>(a, s, groups, down_rows, stream)
-                            : launch_down<kind, 2, false>(a, s, groups, down_rows, stream);
+    if (down_rows > 2)
+        return launch_down<kind, 2, false>(a, s, groups, down_rows, stream);
+    if constexpr (is_short<kind>())
+        if (ft_stage_units(a->layout.width, run) <= DOWN_FLIGHT)
+            return launch_down<kind, 1, true>(a, s, groups, down_rows, stream);
+    return launch_down<kind, 1, false>(a, s, groups, down_rows, stream);
 }
 
 static int launch_decode(const struct ft_expert_args *a, const struct shared_args *s, uint32_t groups,
-                         uint32_t rows_bound, void *stream)
+                         uint32_t rows_at_once, void *stream)
 {
     switch (ft_expert_kind_of(&a->layout)) {
     case FT_EXPERT_BF16:
-        return launch_kind<FT_EXPERT_BF16>(a, s, groups, rows_bound, stream);
+        return launch_kind<FT_EXPERT_BF16>(a, s, groups, rows_at_once, stream);
     case FT_EXPERT_FP8:
-        return launch_kind<FT_EXPERT_FP8>(a, s, groups, rows_bound, stream);
+        return launch_kind<FT_EXPERT_FP8>(a, s, groups, rows_at_once, stream);
     case FT_EXPERT_NVFP4:
-        return launch_kind<FT_EXPERT_NVFP4>(a, s, groups, rows_bound, stream);
+        return launch_kind<FT_EXPERT_NVFP4>(a, s, groups, rows_at_once, stream);
     case FT_EXPERT_MXFP4:
-        return launch_kind<FT_EXPERT_MXFP4>(a, s, groups, rows_bound, stream);
+        return launch_kind<FT_EXPERT_MXFP4>(a, s, groups, rows_at_once, stream);
     default:
         return launch_slow(a, s, groups, stream);
     }
@@ -481,6 +488,10 @@ extern "C" int ft_cuda_experts(const struct ft_cuda *c, uint32_t layer, const st
         return ft_expert_gemm(&a, groups_bound, FT_MIN(list->pairs_max, c->step.rows * m->topk), stream);
     if (!decode)
         return launch_slow(&a, &s, groups_bound, stream);
+    /* Fewer pairs than experts: most groups are one row, and what suits it matters more than a second pass.
+     */
+    uint32_t at_once = c->step.rows * m->topk <= m->expert_count ? 2 : ROWS_AT_ONCE;
+    at_once = FT_MIN(at_once, FT_MAX(rows_bound, 1u));
     /* No group at all, but the shared expert: a grid must have a block, and one group that does not exist. */
-    return launch_decode(&a, &s, FT_MAX(groups_bound, 1u), FT_MAX(rows_bound, 1u), stream);
+    return launch_decode(&a, &s, FT_MAX(groups_bound, 1u), at_once, stream);
 }

@@ -186,22 +186,20 @@ template <int tiles> struct tile_columns {
     const float *power[tiles][2];
 };
 
-/* row(r): staged row r of the `rows`; columns that do not exist read the last row's: their sums are not
- * looked at. The first unit is `begin`. */
+/* row(r): the first unit of staged row r of the `rows`; columns that do not exist read the last row's: their
+ * sums are not looked at. */
 template <int kind, int tiles, class Row>
-static __device__ __forceinline__ void aim_columns(struct tile_columns<tiles> *b, uint32_t rows,
-                                                   uint32_t begin, Row row)
+static __device__ __forceinline__ void aim_columns(struct tile_columns<tiles> *b, uint32_t rows, Row row)
 {
     constexpr uint32_t unit_words = ft_stage_unit_words<kind>();
     uint32_t g = threadIdx.x >> 2 & 7, t = threadIdx.x & 3;
 #pragma unroll
     for (uint32_t c = 0; c < tiles; c++) {
         uint32_t at = min(c * 8 + g, rows * 3 - 1);
-        b->column[c] = row(at / 3) + begin * unit_words + at % 3 * 16 + t * 4;
+        b->column[c] = row(at / 3) + at % 3 * 16 + t * 4;
 #pragma unroll
         for (uint32_t j = 0; j < 2; j++)
-            b->power[c][j] = (const float *)(row(min(c * 8 + 2 * t + j, rows * 3 - 1) / 3) +
-                                             begin * unit_words + unit_words - 4);
+            b->power[c][j] = (const float *)(row(min(c * 8 + 2 * t + j, rows * 3 - 1) / 3) + unit_words - 4);
     }
 }
 

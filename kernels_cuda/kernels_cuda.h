@@ -147,13 +147,19 @@ struct ft_cuda {
     float rotary_scale;
     struct ft_cuda_step step;
     struct ft_cuda_exchange exchange;
-    uint64_t *stamps; /* mapped [layer_count * FT_CUDA_STAMP_LAYER_COUNT + FT_CUDA_STAMP_STEP_COUNT], NULL = none */
+    /* [ft_cuda_stamp_count], NULL = none. Kernels stamp device memory, since a store to the host's would hold up the
+     * kernel behind; ft_cuda_end copies them to host_stamps, mapped memory. */
+    uint64_t *stamps, *host_stamps;
     uint32_t multiprocessors;
     void *blas; /* of ft_cuda_matmul's prefill form: opaque, NULL = own kernels only */
     char *scratch; /* device, for prefill forms: bf16 copies of activations and decoded weights */
     uint64_t scratch_bytes;
 };
 
+static inline uint32_t ft_cuda_stamp_count(uint32_t layer_count)
+{
+    return layer_count * (uint32_t)FT_CUDA_STAMP_LAYER_COUNT + (uint32_t)FT_CUDA_STAMP_STEP_COUNT;
+}
 static inline uint64_t *ft_cuda_stamp_of(const struct ft_cuda *c, uint32_t layer, enum ft_cuda_stamp stamp)
 {
     return c->stamps ? c->stamps + (uint64_t)layer * FT_CUDA_STAMP_LAYER_COUNT + (uint32_t)stamp : NULL;

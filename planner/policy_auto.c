@@ -24,13 +24,15 @@
  * computes. Into that time go experts that the CPU has computed just now, as many as fitted into the gap
  * behind this layer of late, so that their next use is a hit. Not when a copy has no time in the gap, and not
  * when what is used now is hardly more likely to be used again (p) than what it would push out (q): see
- * KEEP_MARGIN.
+ * KEEP_MARGIN. And not when steps were longer with it (planner/trial.h): on an H200 whose host stood behind a
+ * busy link they were, by 16%.
  *
  * Answers depend on `in` and on the state alone; what decide_layer notes becomes part of the decisions at
  * step_end.
  */
 #include "planner/place.h"
 #include "planner/policies.h"
+#include "planner/trial.h"
 
 #include <string.h>
 
@@ -65,6 +67,7 @@ static const double cpu_rates[FT_FORMAT_COUNT] = {[FT_FORMAT_NVFP4] = 20e9,
 #define REUSE_WEIGHT 0.0625   /* of a step in the reuse estimate */
 #define FACTOR_MIN 0.01
 #define GAP_WEIGHT 0.125  /* of a step in the gap behind a layer */
+#define AHEAD_SKIP 4u     /* first steps, which make what later ones find */
 #define KEEP_MARGIN 0.05  /* p - q from which on idle link time is used */
 #define KEEP_HITS_MIN 0.1 /* p: fewer than one of ten copies would be used */
 
@@ -122,7 +125,8 @@ struct auto_state {
     struct gap *gaps;    /* [layer_count] */
     /* the last layer of the step before that fetched: its gap ends with this step's first layer */
     uint32_t open_layer;
-    double open_end; /* 0 = none */
+    double open_end;       /* 0 = none */
+    struct ft_trial ahead; /* copies into idle time of the link */
 };
 
 /* ---- begin ---- */
@@ -171,6 +175,7 @@ static int init(void *state, const struct ft_policy_params *params, struct ft_er
     s->place.misses.keys = (uint64_t *)(s->gaps + s->layer_count); /* not behind place: it is embedded */
     s->place.victims.keys = s->place.misses.keys + s->place.capacity;
     init_rates(s, params->machine ? params->machine : &unknown);
+    ft_trial_init(&s->ahead, AHEAD_SKIP);
     for (uint32_t lane = 0; lane < LANES; lane++)
         for (uint32_t both = 0; both < 2; both++)
             s->belief[lane][both] = (struct belief){.fixed = 1, .work = 1, .weight = 1};
@@ -401,7 +406,7 @@ static void decide_layer(void *state, const struct ft_layer_in *in, struct ft_la
             if (out->place[i] == FT_PLACE_CPU)
                 out->reason[i] = (uint8_t)reason;
         ft_place_fetch(&s->place, in, out, x.fetched, reason, false);
-        if (!s->place.params.no_prefetch)
+        if (!s->place.params.no_prefetch && s->ahead.on)
             ft_place_keep(&s->place, in, out, x.fetched, count_kept(s, in));
     }
     if (!in->prefill) {
@@ -523,6 +528,7 @@ static void step_end(void *state, const struct ft_step_summary *summary)
     if (learns) {
         learn_layers(s);
         learn_gaps(s);
+        ft_trial_step(&s->ahead, summary->rows, summary->duration_ns);
     } else {
         s->open_end = 0;
     }

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A habit on trial: it is kept for some steps and left for some, and goes on only where its steps were hardly
+ * longer; then it is tried again, ever less often. For what is believed to be free while it happens and to
+ * pay later, and may not be free where nothing counts it: a copy ahead on a link, say, delays the small reads
+ * and writes of a GPU that cross it.
+ *
+ * Threads: one at a time. Nothing is allocated; no errors.
+ */
+#ifndef FT_PLANNER_TRIAL_H
+#define FT_PLANNER_TRIAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define FT_TRIAL_STEPS 5u /* of each kind that are compared, by their medians */
+
+struct ft_trial {
+    bool on; /* whether the next step keeps the habit */
+    uint8_t phase;
+    uint32_t rows, skip, count, left, pause;
+    double ns[2][FT_TRIAL_STEPS]; /* without, with */
+};
+
+/* On from the first step; the first `skip` are not looked at. */
+void ft_trial_init(struct ft_trial *trial, uint32_t skip);
+/* A step has ended. Steps of other rows cannot be compared: the trial begins anew. */
+void ft_trial_step(struct ft_trial *trial, uint32_t rows, double ns);
+
+#endif

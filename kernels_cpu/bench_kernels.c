@@ -126,12 +126,16 @@ static int measure_rows(const struct bench *b, struct ft_bench_case *c, const st
             return ft_error_set(err, FT_LIMIT, "%u results are all that fit; there are more", out->capacity);
         struct ft_bench_kernels_result *result = &out->items[*out->count];
         c->rows = row_counts[i];
+        if (b->options->rows && c->rows != 1 && c->rows != b->options->rows)
+            continue;
         int status = measure(b, c, &unit_s, result, err);
         if (status != FT_OK)
             return status;
         one = i == 0 ? unit_s : one;
         result->times_one_row = unit_s / one;
         ++*out->count;
+        if (b->options->tell)
+            b->options->tell(b->options->tell_context, result);
     }
     return FT_OK;
 }

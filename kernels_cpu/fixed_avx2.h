@@ -43,6 +43,13 @@ static inline vf vi_to_vf(vi a)
     return _mm256_cvtepi32_ps(a);
 }
 
+/* Lane of a block of 16 columns. */
+static inline uint32_t vfixed_lane(uint32_t block)
+{
+    uint32_t in_half = block % (4);
+    return in_half / 2 * 4 + in_half % 2 + (block >= 4 ? 2 : 0);
+}
+
 /* The first `bytes` packed bytes of a chunk, zeros after them. */
 static inline __attribute__((always_inline)) void vfixed_load(const uint8_t *p, uint32_t bytes, vi raw[2])
 {
@@ -146,6 +153,50 @@ static inline void vfixed_transpose(const int8_t *from, int8_t (*to)[32])
     vi_store(to[1], _mm256_unpackhi_epi64(a, b));
     vi_store(to[2], _mm256_unpacklo_epi64(c, d));
     vi_store(to[3], _mm256_unpackhi_epi64(c, d));
+}
+
+/* Unit and its inverse for 16 columns whose largest |x| is given (NaN when one of them is): fixed_body.h. */
+static inline void vfixed_unit(float largest, float *unit, float *inverse)
+{
+    if (DIGITS == 3) {
+        float raised = largest * 1.0041f;
+        uint32_t exponent, broken, unit_bits, inverse_bits;
+        memcpy(&exponent, &raised, sizeof exponent);
+        exponent >>= 23;
+        broken = exponent == 255 ? 0x7fc00000u : 0;
+        exponent = exponent > 24 ? exponent : 24;
+        unit_bits = (exponent - 23) << 23 | broken;
+        inverse_bits = (276 - exponent) << 23;
+        memcpy(unit, &unit_bits, sizeof unit_bits);
+        memcpy(inverse, &inverse_bits, sizeof inverse_bits);
+        return;
+    }
+    const float limit = DIGITS == 1 ? 127.0f : 127.0f * 257.0f;
+    float size = largest < 1e-30f ? 1e-30f : largest;
+    *unit = size < 3e38f ? size * (0.5f / limit) : __builtin_nanf("");
+    *inverse = size < 3e38f ? limit / size : 0.0f;
+}
+
+/* Units and their inverses of a chunk, by lane. */
+static inline void vfixed_units(const float *x, float *unit, float *inverse)
+{
+    float largest[8];
+    for (uint32_t b = 0; b < 8; b++)
+        largest[vfixed_lane(b)] = vfixed_largest(x + 16 * b);
+    for (uint32_t lane = 0; lane < 8; lane++)
+        vfixed_unit(largest[lane], &unit[lane], &inverse[lane]);
+}
+static inline void vfixed_digits(const float *x, const float *inverse, int8_t (*digit)[4][32])
+{
+    /* Vector j, part k: what goes to lane 4k + j. */
+    _Alignas(64) int8_t bytes[DIGITS][8][16];
+    for (uint32_t b = 0; b < 8; b++) {
+        uint32_t lane = vfixed_lane(b);
+        vfixed_store_digits(x + 16 * b, inverse[lane], DIGITS, bytes[0][lane % 4 * 2 + lane / 4],
+                            sizeof bytes[0]);
+    }
+    for (uint32_t d = 0; d < DIGITS; d++)
+        vfixed_transpose(bytes[d][0], digit[d]);
 }
 
 #endif

@@ -20,8 +20,8 @@ static void matmul_to(const struct ft_matrix *w, uint32_t begin, uint32_t end, c
     uint32_t step = tile_step(w);
     for (uint32_t o = begin; o < end; o += step) {
         uint32_t count = FT_MIN(end - o, step);
-        for (uint32_t first = 0; first < x->count; first += ROWS) {
-            uint32_t rows = FT_MIN(x->count - first, ROWS);
+        for (uint32_t first = 0, rows; first < x->count; first += rows) {
+            rows = batch_rows(x->count - first);
             tile_dots(w, o, count, x, first, rows, &panel, out);
             for (uint32_t r = 0; r < rows; r++)
                 store_row(y + (out_index ? out_index[first + r] : first + r) * y_stride + o, out[r],
@@ -76,8 +76,8 @@ static void expert_up(const struct ft_expert *expert, uint32_t begin, uint32_t e
     uint32_t step = tile_step(&expert->gate);
     for (uint32_t i = begin; i < end; i += step) {
         uint32_t count = FT_MIN(end - i, step);
-        for (uint32_t first = 0; first < x.count; first += ROWS) {
-            uint32_t rows = FT_MIN(x.count - first, ROWS);
+        for (uint32_t first = 0, rows; first < x.count; first += rows) {
+            rows = batch_rows(x.count - first);
             tile_dots(&expert->gate, i, count, &x, first, rows, &panel, gate);
             tile_dots(&expert->up, i, count, &x, first, rows, &panel, up);
             for (uint32_t r = 0; r < rows; r++) {
@@ -108,8 +108,8 @@ static void mix_up(const struct ft_matrix *up, uint32_t hc_count, uint32_t hidde
     uint32_t step = tile_step(up);
     for (uint32_t h = begin; h < end; h += step) {
         uint32_t count = FT_MIN(end - h, step);
-        for (uint32_t first = 0; first < rows; first += ROWS) {
-            uint32_t batch = FT_MIN(rows - first, ROWS);
+        for (uint32_t first = 0, batch; first < rows; first += batch) {
+            batch = batch_rows(rows - first);
             float sum[ROWS][TILE] = {{0}};
             for (uint32_t i = 0; i < hc_count; i++) {
                 tile_dots(up, i * hidden + h, count, &in, first, batch, &panel, m);

@@ -162,6 +162,15 @@ INLINE vf load_vector(const uint8_t *data, uint32_t j, bool whole, uint32_t byte
                  : vf_load_part(data + at, bytes > at ? bytes - at : 0);
 }
 
+/* The next `count` scales of packed weights. */
+INLINE __m128i load_codes(enum kind kind, struct cursor *c, uint32_t count)
+{
+    __m128i codes =
+        kind == KIND_NVFP4 ? vfixed_codes_nvfp4(c->scale, count) : vfixed_codes_mxfp4(c->scale, count);
+    c->seen = kind == KIND_NVFP4 ? vfixed_seen_nvfp4(c->seen, codes) : vfixed_seen_mxfp4(c->seen, codes);
+    return codes;
+}
+
 /* Loads the next chunk, of which `count` columns exist. Those after them are zero. */
 INLINE void load_chunk(enum kind kind, const struct ft_matrix *w, struct cursor *c, uint32_t count,
                        struct chunk *chunk)
@@ -198,8 +207,8 @@ INLINE void load_chunk(enum kind kind, const struct ft_matrix *w, struct cursor 
     default: {
         uint32_t block = kind == KIND_NVFP4 ? 16 : 32;
         vfixed_decode(data, count, &chunk->fixed);
-        chunk->scale = kind == KIND_NVFP4 ? vfixed_scales_nvfp4(c->scale, count / block, &c->seen)
-                                          : vfixed_scales_mxfp4(c->scale, count / block, &c->seen);
+        __m128i codes = load_codes(kind, c, count / block);
+        chunk->scale = kind == KIND_NVFP4 ? vfixed_scales_nvfp4(codes) : vfixed_scales_mxfp4(codes);
         c->scale += columns / block;
         break;
     }
@@ -267,6 +276,37 @@ INLINE void step_chunk(enum kind kind, int outs, int rows, const struct ft_matri
             kind == KIND_FP8 ? vf_fma(t[j], chunk[j].scale, sum[j][r]) : vf_add(sum[j][r], t[j]);
     }
 }
+
+#if VFIX_HALF
+/* The last `count` <= VFIX_HALF columns of `outs` rows of packed weights; the panel holds their activations
+ * twice. */
+INLINE void step_half(enum kind kind, int outs, int rows, struct cursor *cursor, uint32_t count,
+                      const uint8_t *x, vf (*sum)[ROWS])
+{
+    struct vfixed_weights weights;
+    const struct vfixed_weights *fixed = &weights;
+    uint32_t codes = count / (kind == KIND_NVFP4 ? 16 : 32);
+    __m128i first = load_codes(kind, &cursor[0], codes), second = first;
+    if (outs == 2)
+        second = load_codes(kind, &cursor[1], codes);
+    vfixed_decode_halves(cursor[0].data, outs == 2 ? cursor[1].data : NULL, count, &weights);
+    __m128i both = vfixed_codes_halves(first, second, kind == KIND_NVFP4);
+    vf scale = kind == KIND_NVFP4 ? vfixed_scales_nvfp4(both) : vfixed_scales_mxfp4(both);
+    vf scale2 = vfixed_second(scale);
+    UNROLL for (int r = 0; r < rows; r += VFIX_ROWS)
+    {
+        vf t[VFIX_ROWS][2];
+        const int batch = rows - r < VFIX_ROWS ? rows - r : VFIX_ROWS;
+        vfixed_dot(1, batch, &fixed, x + (size_t)r * PANEL_BYTES, PANEL_BYTES, t);
+        UNROLL for (int i = 0; i < batch; i++)
+        {
+            sum[0][r + i] = vfixed_add_half(t[i][0], scale, sum[0][r + i]);
+            if (outs == 2)
+                sum[1][r + i] = vfixed_add_half(vfixed_second(t[i][0]), scale2, sum[1][r + i]);
+        }
+    }
+}
+#endif
 
 /* Columns [begin, end) of a panel; begin is a whole number of chunks from the panel's. Sums start with the
  * first columns of a row: nobody clears them before. */
@@ -343,6 +383,12 @@ INLINE void dot_rows(enum kind kind, int outs, int rows, const struct ft_matrix 
         }
         step_chunk(kind, outs, rows, w, cursor, columns, x, sum);
     }
+#if VFIX_HALF
+    if (is_packed(kind) && left && left <= VFIX_HALF) {
+        step_half(kind, outs, rows, cursor, left, x, sum);
+        left = 0;
+    }
+#endif
     if (left)
         step_chunk(kind, outs, rows, w, cursor, left, x, sum);
     UNROLL for (int j = 0; j < outs; j++)
@@ -407,6 +453,19 @@ static void pack_chunks(enum kind kind, const float *x, uint32_t count, uint8_t 
     }
 }
 
+/* The first `count` columns of a chunk, zeros after them, by whole vectors: loads of vectors that were
+ * written by anything else would wait. */
+static void pad_chunk(enum kind kind, const float *x, uint32_t count, float *to)
+{
+    /* The halves of two weight rows want the same activations. */
+    uint32_t again = is_packed(kind) && count <= VFIX_HALF ? VFIX_HALF : chunk_columns(kind);
+    for (uint32_t i = 0; i < chunk_columns(kind); i += VF) {
+        uint32_t from = i < again ? i : i - again;
+        uint32_t bytes = from < count ? (count - from) * (uint32_t)sizeof *x : 0;
+        vf_store(to + i, vf_load_part((const uint8_t *)(x + from), bytes));
+    }
+}
+
 /* Makes the panel hold rows [first, first + rows) over columns [begin, end); nothing to do when it already
  * does. */
 static void panel_fill(struct panel *panel, enum kind kind, const struct ft_rows *x, uint32_t first,
@@ -424,8 +483,8 @@ static void panel_fill(struct panel *panel, enum kind kind, const struct ft_rows
         uint32_t whole = (end - begin) / columns, rest = (end - begin) % columns;
         pack_chunks(kind, row, whole, panel->row[r]);
         if (rest) {
-            float padded[VFIX_CHUNK] = {0};
-            memcpy(padded, row + whole * columns, rest * sizeof(float));
+            _Alignas(64) float padded[VFIX_CHUNK];
+            pad_chunk(kind, row + whole * columns, rest, padded);
             pack_chunks(kind, padded, 1, panel->row[r] + whole * chunk_stride(kind));
         }
     }

@@ -87,9 +87,9 @@ static inline __attribute__((always_inline)) void vfixed_dot(int outs, int rows,
 /* Chunks of activations into the form of vfixed_dot. */
 static void vfixed_pack(const float *x, uint32_t count, struct vfixed *out)
 {
-    float inverse[VFIX_AT_ONCE][VF];
+    vf inverse[VFIX_AT_ONCE];
     for (uint32_t c = 0; c < count; c++)
-        vfixed_units(x + VFIX_CHUNK * c, out[c].unit, inverse[c]);
+        inverse[c] = vfixed_units(x + VFIX_CHUNK * c, out[c].unit);
     for (uint32_t c = 0; c < count; c++)
         vfixed_digits(x + VFIX_CHUNK * c, inverse[c], out[c].digit);
     for (uint32_t c = 0; c < count; c++) {

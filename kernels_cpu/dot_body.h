@@ -491,7 +491,7 @@ static void panel_fill(struct panel *panel, enum kind kind, const struct ft_rows
 }
 
 /* Activation rows of the next call when `left` are: those that there is a function for. */
-static uint32_t batch_rows(uint32_t left)
+static uint32_t panel_rows(uint32_t left)
 {
     return left >= ROWS ? ROWS : FT_MIN(left, 4u);
 }
@@ -503,8 +503,8 @@ static uint32_t tile_step(const struct ft_matrix *w)
 }
 
 /* out[r][i] = W[o + i] . x[first + r] for i < count <= TILE, r < rows <= ROWS. */
-static void tile_dots(const struct ft_matrix *w, uint32_t o, uint32_t count, const struct ft_rows *x,
-                      uint32_t first, uint32_t rows, struct panel *panel, float (*out)[TILE])
+static void panel_dots(const struct ft_matrix *w, uint32_t o, uint32_t count, const struct ft_rows *x,
+                       uint32_t first, uint32_t rows, struct panel *panel, float (*out)[TILE])
 {
     enum kind kind = kind_of(w);
     uint32_t piece = PIECE_BYTES / (rows * chunk_stride(kind)) * chunk_columns(kind);

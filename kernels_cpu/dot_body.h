@@ -434,15 +434,10 @@ static dot_function *const dots[KIND_COUNT][5] = {
     [KIND_FP8] = DOT_ROW(dot_fp8),     [KIND_FP8_ODD] = DOT_ROW(dot_fp8_odd),
     [KIND_NVFP4] = DOT_ROW(dot_nvfp4), [KIND_MXFP4] = DOT_ROW(dot_mxfp4)};
 
-/* Chunks of activations into the panel. */
-static void pack_chunks(enum kind kind, const float *x, uint32_t count, uint8_t *to)
+/* Chunks of floats into the panel. */
+static void pack_floats(enum kind kind, const float *x, uint32_t count, float *out)
 {
-    float *out = (float *)(void *)to;
-    struct vfixed *fixed = (struct vfixed *)(void *)to;
-    if (is_packed(kind)) {
-        for (uint32_t c = 0; c < count; c += VFIX_AT_ONCE)
-            vfixed_pack(x + c * VFIX_CHUNK, FT_MIN(count - c, VFIX_AT_ONCE), fixed + c);
-    } else if (kind == KIND_BF16) {
+    if (kind == KIND_BF16) {
         for (uint32_t i = 0; i < count * VF_CHUNK; i += 2 * VF)
             vf_pack_pair(x + i, out + i);
     } else if (kind == KIND_FP8) {
@@ -466,6 +461,32 @@ static void pad_chunk(enum kind kind, const float *x, uint32_t count, float *to)
     }
 }
 
+/* All rows in fixed point, some chunks at a time whatever row they are of. */
+static void fill_fixed(struct panel *panel, enum kind kind, const struct ft_rows *x)
+{
+    _Alignas(64) float padded[VFIX_AT_ONCE][VFIX_CHUNK];
+    const float *from[VFIX_AT_ONCE];
+    struct vfixed *to[VFIX_AT_ONCE];
+    uint32_t count = 0;
+    for (uint32_t r = 0; r < panel->rows; r++) {
+        const float *row = ft_rows_get(x, panel->first_row + r);
+        struct vfixed *out = (struct vfixed *)(void *)panel->row[r];
+        for (uint32_t i = panel->begin; i < panel->end; i += VFIX_CHUNK) {
+            from[count] = row + i;
+            to[count] = out++;
+            if (panel->end - i < VFIX_CHUNK) {
+                pad_chunk(kind, row + i, panel->end - i, padded[count]);
+                from[count] = padded[count];
+            }
+            if (++count == VFIX_AT_ONCE) {
+                vfixed_pack(from, count, to);
+                count = 0;
+            }
+        }
+    }
+    vfixed_pack(from, count, to);
+}
+
 /* Makes the panel hold rows [first, first + rows) over columns [begin, end); nothing to do when it already
  * does. */
 static void panel_fill(struct panel *panel, enum kind kind, const struct ft_rows *x, uint32_t first,
@@ -477,15 +498,19 @@ static void panel_fill(struct panel *panel, enum kind kind, const struct ft_rows
     panel->first_row = first;
     panel->begin = begin;
     panel->end = end;
-    uint32_t columns = chunk_columns(kind);
+    if (is_packed(kind)) {
+        fill_fixed(panel, kind, x);
+        return;
+    }
     for (uint32_t r = 0; r < rows; r++) {
         const float *row = ft_rows_get(x, first + r) + begin;
-        uint32_t whole = (end - begin) / columns, rest = (end - begin) % columns;
-        pack_chunks(kind, row, whole, panel->row[r]);
+        float *to = (float *)(void *)panel->row[r];
+        uint32_t whole = (end - begin) / VF_CHUNK, rest = (end - begin) % VF_CHUNK;
+        pack_floats(kind, row, whole, to);
         if (rest) {
-            _Alignas(64) float padded[VFIX_CHUNK];
-            pad_chunk(kind, row + whole * columns, rest, padded);
-            pack_chunks(kind, padded, 1, panel->row[r] + whole * chunk_stride(kind));
+            _Alignas(64) float padded[VF_CHUNK];
+            pad_chunk(kind, row + whole * VF_CHUNK, rest, padded);
+            pack_floats(kind, padded, 1, to + whole * VF_CHUNK);
         }
     }
 }

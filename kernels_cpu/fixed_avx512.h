@@ -81,8 +81,11 @@ static inline __attribute__((always_inline)) __m128i vfixed_codes_nvfp4(const ui
 }
 static inline __attribute__((always_inline)) __m128i vfixed_codes_mxfp4(const uint8_t *scale, uint32_t count)
 {
-    return count == 8 ? _mm_loadl_epi64((const __m128i *)(const void *)scale)
-                      : _mm_mask_loadu_epi8(_mm_set1_epi8(127), (__mmask16)vi_first(count), scale);
+    int64_t eight;
+    if (count < 8)
+        return _mm_mask_loadu_epi8(_mm_set1_epi8(127), (__mmask16)vi_first(count), scale);
+    memcpy(&eight, scale, sizeof eight);
+    return _mm_set1_epi64x(eight); /* twice: a zero after them would look like a code that needs care */
 }
 /* Scales / 2^8 of the 16 blocks of 16 in a chunk, for codes below 0x7f; others are found by vcodes_have_odd.
  */

@@ -84,23 +84,23 @@ static inline __attribute__((always_inline)) void vfixed_dot(int outs, int rows,
 #define VFIX_AT_ONCE                                                                                         \
     4 /* chunks that go through the steps together: each step alone would wait for the last */
 
-/* Chunks of activations into the form of vfixed_dot. */
-static void vfixed_pack(const float *x, uint32_t count, struct vfixed *out)
+/* `count` <= VFIX_AT_ONCE chunks of activations into the form of vfixed_dot. */
+static void vfixed_pack(const float *const *x, uint32_t count, struct vfixed *const *to)
 {
     vf inverse[VFIX_AT_ONCE];
     for (uint32_t c = 0; c < count; c++)
-        inverse[c] = vfixed_units(x + VFIX_CHUNK * c, out[c].unit);
+        inverse[c] = vfixed_units(x[c], to[c]->unit);
     for (uint32_t c = 0; c < count; c++)
-        vfixed_digits(x + VFIX_CHUNK * c, inverse[c], out[c].digit);
+        vfixed_digits(x[c], inverse[c], to[c]->digit);
     for (uint32_t c = 0; c < count; c++) {
         vi sum = vi_zero();
         for (int d = DIGITS - 1; d >= 0; d--) {
             vi digit = vfixed_begin(vi_zero());
             for (int g = 0; g < VFIX_GROUPS; g++)
-                digit = vfixed_add(digit, vi_set1_u8(12), vi_load(out[c].digit[d][g]));
+                digit = vfixed_add(digit, vi_set1_u8(12), vi_load(to[c]->digit[d][g]));
             sum = vi_add(vi_shift(sum, 8), vfixed_end(digit, vi_zero()));
         }
-        vi_store(out[c].offset, vi_sub(vi_zero(), sum));
+        vi_store(to[c]->offset, vi_sub(vi_zero(), sum));
     }
 }
 

@@ -106,9 +106,14 @@ static int measure(const struct bench *b, struct ft_bench_case *c, double *unit_
     return FT_OK;
 }
 
+/* filter: names with commas between them. */
 static bool is_wanted(const char *filter, const char *name)
 {
-    return !filter || strcmp(filter, name) == 0;
+    size_t length = strlen(name);
+    for (const char *at = filter; at; at = strchr(at, ','), at = at ? at + 1 : NULL)
+        if (strncmp(at, name, length) == 0 && (at[length] == ',' || !at[length]))
+            return true;
+    return !filter;
 }
 
 struct results {
@@ -126,12 +131,16 @@ static int measure_rows(const struct bench *b, struct ft_bench_case *c, const st
             return ft_error_set(err, FT_LIMIT, "%u results are all that fit; there are more", out->capacity);
         struct ft_bench_kernels_result *result = &out->items[*out->count];
         c->rows = row_counts[i];
+        if (b->options->rows && c->rows != 1 && c->rows != b->options->rows)
+            continue;
         int status = measure(b, c, &unit_s, result, err);
         if (status != FT_OK)
             return status;
         one = i == 0 ? unit_s : one;
         result->times_one_row = unit_s / one;
         ++*out->count;
+        if (b->options->tell)
+            b->options->tell(b->options->tell_context, result);
     }
     return FT_OK;
 }
@@ -149,7 +158,7 @@ static int measure_case(const struct bench *b, uint32_t index, const struct resu
     int status = ft_bench_case_prepare(&c, 1000 * (index + 1ull), err);
     for (enum ft_isa isa = 0; isa < FT_ISA_COUNT && status == FT_OK; isa++) {
         struct ft_kernels kernels;
-        bool reference = options->reference || (options->isa && isa == FT_ISA_REF);
+        bool reference = options->reference || (options->isa && is_wanted(options->isa, "ref"));
         if (!ft_isa_is_available(isa) || (isa == FT_ISA_REF && !reference) ||
             !is_wanted(options->isa, ft_isa_name(isa)))
             continue;
@@ -206,7 +215,8 @@ int ft_bench_kernels_pages(const struct ft_bench_kernels_options *options,
     struct ft_kernels kernels;
     double best[2] = {INFINITY, INFINITY}, seconds;
     *result = (struct ft_bench_pages_result){.hugetlb = has_hugetlb()};
-    int status = ft_kernels_init(&kernels, options->isa, err);
+    bool several = options->isa && strchr(options->isa, ',');
+    int status = ft_kernels_init(&kernels, several ? NULL : options->isa, err);
     if (status == FT_OK)
         status = bench_init(&b[0], options, FT_BENCH_PAGES_SMALL, err);
     if (status != FT_OK)

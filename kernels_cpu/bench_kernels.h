@@ -18,13 +18,19 @@
 
 #include "kernels_cpu/kernels_cpu.h"
 
+struct ft_bench_kernels_result;
+
 struct ft_bench_kernels_options {
-    uint32_t threads;                            /* usable cores */
-    uint64_t bank_bytes;                         /* several times the last-level cache */
-    uint32_t hidden, width;                      /* of the experts */
-    uint32_t rounds;                             /* 0 = 5 */
-    bool reference;                              /* measure the references too (slow) */
-    const char *isa, *op, *format;               /* only these, by name; NULL = all */
+    uint32_t threads;              /* usable cores */
+    uint64_t bank_bytes;           /* several times the last-level cache */
+    uint32_t hidden, width;        /* of the experts */
+    uint32_t rounds;               /* 0 = 5 */
+    bool reference;                /* measure the references too (slow) */
+    const char *isa, *op, *format; /* only these, by name, with commas between them; NULL = all */
+    uint32_t rows;                 /* only this number of rows (and 1, to compare with); 0 = all */
+    /* Called with each result as soon as it is there; NULL = not wanted. */
+    void (*tell)(void *context, const struct ft_bench_kernels_result *result);
+    void *tell_context;
     void (*pin)(void *context, uint32_t worker); /* called first in each thread; NULL = threads float */
     void *pin_context;
 };

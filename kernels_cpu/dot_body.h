@@ -16,22 +16,18 @@
 #ifndef FT_DOT_BODY_H
 #define FT_DOT_BODY_H
 
-#define ROWS 4
+#define ROWS VF_ROWS
 #define TILE 128           /* most output rows at a time */
 #define GROUP 16           /* output rows whose sums stay in the nearest cache */
 #define PANEL_COLUMNS 4096 /* longer rows are taken in parts of this many */
-#define PIECE_COLUMNS 1024 /* of 4 rows: what stays in the nearest cache while weights pass by */
-#define PANEL_BYTES (PANEL_COLUMNS * sizeof(float))
-_Static_assert(PANEL_COLUMNS % PIECE_COLUMNS == 0 && PIECE_COLUMNS % VF_CHUNK == 0 &&
-                   PIECE_COLUMNS % VFIX_CHUNK == 0 && sizeof(struct vfixed) <= VFIX_CHUNK * sizeof(float),
-               "pieces are whole chunks, and packed chunks are no larger than floats");
+#define PIECE_BYTES 32768  /* of a panel: what stays in the nearest cache while weights pass by */
+/* The rows of a panel do not begin at the same place of a 4 KiB page: they would fight for few lines. */
+#define PANEL_BYTES (PANEL_COLUMNS * sizeof(float) + 576)
+_Static_assert(PANEL_COLUMNS % VF_CHUNK == 0 && PANEL_COLUMNS % VFIX_CHUNK == 0 &&
+                   sizeof(struct vfixed) <= VFIX_CHUNK * sizeof(float),
+               "panels are whole chunks, and packed chunks are no larger than floats");
 #define INLINE static inline __attribute__((always_inline))
-/* Loops over registers: a counter that is not a constant would put them on the stack. */
-#if defined(__clang__)
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 8")
-#endif
+#define UNROLL VFIX_UNROLL
 
 /* How the weights of a chunk come to vectors. */
 enum kind { KIND_F32, KIND_BF16, KIND_FP8, KIND_FP8_ODD, KIND_NVFP4, KIND_MXFP4, KIND_COUNT };
@@ -79,6 +75,16 @@ INLINE uint32_t chunk_columns(enum kind kind)
 INLINE uint32_t chunk_stride(enum kind kind)
 {
     return is_packed(kind) ? sizeof(struct vfixed) : VF_CHUNK * sizeof(float);
+}
+
+/* What the weights of a chunk take. */
+INLINE uint32_t chunk_bytes(enum kind kind)
+{
+    uint32_t columns = chunk_columns(kind);
+    return kind == KIND_F32    ? columns * 4
+           : kind == KIND_BF16 ? columns * 2
+           : is_packed(kind)   ? columns / 2
+                               : columns;
 }
 
 /* Scales of nvfp4 come as 2^-8 of their value, and so does e4m3 from some versions of vf_load_e4m3. */
@@ -132,14 +138,24 @@ INLINE struct cursor cursor_at(enum kind kind, const struct ft_matrix *w, uint32
     return c;
 }
 
-/* Weights are asked for this far ahead, across the ends of rows: the prefetchers of the core stop at pages.
- * Measured on Zen 5, GB/s of one core at 2, 4, 8, 12 KiB: nvfp4 21, 25, 31, 29; fp8 32, 35, 37, 37. */
+/*
+ * Weights are asked for this far ahead, across the ends of rows: the prefetchers of the core stop at pages.
+ * Two rows at a time are still asked for in the order in which they lie in memory, as one stream, not as two:
+ * that brought one core of Zen 5 from 29 to 31 GB/s of nvfp4, two beside other load from 38 to 45; distances
+ * of 6 to 16 KiB then make no difference, nor does the level of cache that is named.
+ */
 #define AHEAD 8192
-#define SCALES_AHEAD 512
-INLINE void prefetch(const uint8_t *data, uint32_t bytes)
+#define SCALES_AHEAD 1024
+/* What is read once (by a single row of activations) need not push anything out of the outer caches: 2 to 4%
+ * on two cores. */
+INLINE void prefetch(const uint8_t *data, uint32_t bytes, bool once)
 {
-    for (uint32_t i = 0; i < bytes; i += 64)
-        __builtin_prefetch(data + i);
+    for (uint32_t i = 0; i < bytes; i += 64) {
+        if (once)
+            __builtin_prefetch(data + i, 0, 0);
+        else
+            __builtin_prefetch(data + i);
+    }
 }
 
 /* Vector j of a chunk that holds `bytes` bytes, or all of it. */
@@ -150,19 +166,22 @@ INLINE vf load_vector(const uint8_t *data, uint32_t j, bool whole, uint32_t byte
                  : vf_load_part(data + at, bytes > at ? bytes - at : 0);
 }
 
+/* The next `count` scales of packed weights. */
+INLINE __m128i load_codes(enum kind kind, struct cursor *c, uint32_t count)
+{
+    __m128i codes =
+        kind == KIND_NVFP4 ? vfixed_codes_nvfp4(c->scale, count) : vfixed_codes_mxfp4(c->scale, count);
+    c->seen = kind == KIND_NVFP4 ? vfixed_seen_nvfp4(c->seen, codes) : vfixed_seen_mxfp4(c->seen, codes);
+    return codes;
+}
+
 /* Loads the next chunk, of which `count` columns exist. Those after them are zero. */
 INLINE void load_chunk(enum kind kind, const struct ft_matrix *w, struct cursor *c, uint32_t count,
                        struct chunk *chunk)
 {
     float copy[VF_CHUNK];
     const uint8_t *data = c->data;
-    uint32_t columns = chunk_columns(kind);
-    uint32_t bytes = kind == KIND_F32    ? columns * 4
-                     : kind == KIND_BF16 ? columns * 2
-                     : is_packed(kind)   ? columns / 2
-                                         : columns;
-    if (count == columns && kind != KIND_FP8_ODD)
-        prefetch(data + AHEAD, bytes);
+    uint32_t columns = chunk_columns(kind), bytes = chunk_bytes(kind);
     uint32_t part = (uint32_t)((size_t)bytes * count / columns);
     bool whole = count == columns;
     switch (kind) {
@@ -192,8 +211,8 @@ INLINE void load_chunk(enum kind kind, const struct ft_matrix *w, struct cursor 
     default: {
         uint32_t block = kind == KIND_NVFP4 ? 16 : 32;
         vfixed_decode(data, count, &chunk->fixed);
-        chunk->scale = kind == KIND_NVFP4 ? vfixed_scales_nvfp4(c->scale, count / block, &c->seen)
-                                          : vfixed_scales_mxfp4(c->scale, count / block, &c->seen);
+        __m128i codes = load_codes(kind, c, count / block);
+        chunk->scale = kind == KIND_NVFP4 ? vfixed_scales_nvfp4(codes) : vfixed_scales_mxfp4(codes);
         c->scale += columns / block;
         break;
     }
@@ -203,13 +222,8 @@ INLINE void load_chunk(enum kind kind, const struct ft_matrix *w, struct cursor 
 }
 
 /* t of one chunk for each of `outs` weight rows, which share the loads of x. */
-INLINE void chunk_dot(enum kind kind, int outs, const struct chunk *chunk, const uint8_t *panel, vf *t)
+INLINE void chunk_dot(int outs, const struct chunk *chunk, const uint8_t *panel, vf *t)
 {
-    if (is_packed(kind)) {
-        const struct vfixed_weights *fixed[2] = {&chunk[0].fixed, &chunk[outs - 1].fixed};
-        vfixed_dot(outs, fixed, (const struct vfixed *)(const void *)panel, t);
-        return;
-    }
     const float *x = (const float *)(const void *)panel;
     vf even[2], odd[2], x0 = vf_load(x), x1 = vf_load(x + VF);
     if (outs > 1) {
@@ -240,21 +254,63 @@ INLINE void chunk_dot(enum kind kind, int outs, const struct chunk *chunk, const
 
 /* The next chunk of `outs` weight rows, of which `count` columns exist. */
 INLINE void step_chunk(enum kind kind, int outs, int rows, const struct ft_matrix *w, struct cursor *cursor,
-                       uint32_t count, const struct panel *panel, size_t at, vf (*sum)[ROWS])
+                       uint32_t count, const uint8_t *x, vf (*sum)[ROWS])
 {
     struct chunk chunk[2];
-    bool scaled = is_packed(kind) || kind == KIND_FP8;
-    vf t[2];
     load_chunk(kind, w, &cursor[0], count, &chunk[0]);
     if (outs == 2)
         load_chunk(kind, w, &cursor[1], count, &chunk[1]);
+    if (is_packed(kind)) {
+        const struct vfixed_weights *fixed[2] = {&chunk[0].fixed, &chunk[outs - 1].fixed};
+        UNROLL for (int r = 0; r < rows; r += VFIX_ROWS)
+        {
+            vf t[VFIX_ROWS][2];
+            const int batch = rows - r < VFIX_ROWS ? rows - r : VFIX_ROWS;
+            vfixed_dot(outs, batch, fixed, x + (size_t)r * PANEL_BYTES, PANEL_BYTES, t);
+            UNROLL for (int i = 0; i < batch; i++) UNROLL for (int j = 0; j < outs; j++) sum[j][r + i] =
+                vf_fma(t[i][j], chunk[j].scale, sum[j][r + i]);
+        }
+        return;
+    }
     UNROLL for (int r = 0; r < rows; r++)
     {
-        chunk_dot(kind, outs, chunk, panel->row[r] + at, t);
+        vf t[2];
+        chunk_dot(outs, chunk, x + (size_t)r * PANEL_BYTES, t);
         UNROLL for (int j = 0; j < outs; j++) sum[j][r] =
-            scaled ? vf_fma(t[j], chunk[j].scale, sum[j][r]) : vf_add(sum[j][r], t[j]);
+            kind == KIND_FP8 ? vf_fma(t[j], chunk[j].scale, sum[j][r]) : vf_add(sum[j][r], t[j]);
     }
 }
+
+#if VFIX_HALF
+/* The last `count` <= VFIX_HALF columns of `outs` rows of packed weights; the panel holds their activations
+ * twice. */
+INLINE void step_half(enum kind kind, int outs, int rows, struct cursor *cursor, uint32_t count,
+                      const uint8_t *x, vf (*sum)[ROWS])
+{
+    struct vfixed_weights weights;
+    const struct vfixed_weights *fixed = &weights;
+    uint32_t codes = count / (kind == KIND_NVFP4 ? 16 : 32);
+    __m128i first = load_codes(kind, &cursor[0], codes), second = first;
+    if (outs == 2)
+        second = load_codes(kind, &cursor[1], codes);
+    vfixed_decode_halves(cursor[0].data, outs == 2 ? cursor[1].data : NULL, count, &weights);
+    __m128i both = vfixed_codes_halves(first, second, kind == KIND_NVFP4);
+    vf scale = kind == KIND_NVFP4 ? vfixed_scales_nvfp4(both) : vfixed_scales_mxfp4(both);
+    vf scale2 = vfixed_second(scale);
+    UNROLL for (int r = 0; r < rows; r += VFIX_ROWS)
+    {
+        vf t[VFIX_ROWS][2];
+        const int batch = rows - r < VFIX_ROWS ? rows - r : VFIX_ROWS;
+        vfixed_dot(1, batch, &fixed, x + (size_t)r * PANEL_BYTES, PANEL_BYTES, t);
+        UNROLL for (int i = 0; i < batch; i++)
+        {
+            sum[0][r + i] = vfixed_add_half(t[i][0], scale, sum[0][r + i]);
+            if (outs == 2)
+                sum[1][r + i] = vfixed_add_half(vfixed_second(t[i][0]), scale2, sum[1][r + i]);
+        }
+    }
+}
+#endif
 
 /* Columns [begin, end) of a panel; begin is a whole number of chunks from the panel's. Sums start with the
  * first columns of a row: nobody clears them before. */
@@ -282,7 +338,7 @@ static void dot_packed_carefully(enum kind kind, uint32_t rows, const struct ft_
     struct vfixed_weights weights;
     const struct vfixed_weights *fixed = &weights;
     float scale[VF];
-    vf t;
+    vf t[1][2];
     uint32_t block = kind == KIND_NVFP4 ? 16 : 32;
     size_t at = (range.begin - panel->begin) / VFIX_CHUNK * sizeof(struct vfixed);
     for (uint32_t r = 0; r < rows && !range.begin; r++)
@@ -292,8 +348,8 @@ static void dot_packed_carefully(enum kind kind, uint32_t rows, const struct ft_
         vfixed_decode(cursor.data, count, &weights);
         careful_scales(kind, cursor.scale, count / block, scale);
         for (uint32_t r = 0; r < rows; r++) {
-            vfixed_dot(1, &fixed, (const struct vfixed *)(const void *)(panel->row[r] + at), &t);
-            acc[r] = vf_fma(t, vf_load(scale), acc[r]);
+            vfixed_dot(1, 1, &fixed, panel->row[r] + at, 0, t);
+            acc[r] = vf_fma(t[0][0], vf_load(scale), acc[r]);
         }
         cursor.data += VFIX_CHUNK / 2;
         cursor.scale += VFIX_CHUNK / block;
@@ -308,19 +364,37 @@ INLINE void dot_rows(enum kind kind, int outs, int rows, const struct ft_matrix 
 {
     vf sum[2][ROWS];
     struct cursor cursor[2];
-    uint32_t left = range.end - range.begin, columns = chunk_columns(kind);
-    size_t at = (size_t)(range.begin - panel->begin) / columns * chunk_stride(kind);
+    uint32_t left = range.end - range.begin, columns = chunk_columns(kind), bytes = chunk_bytes(kind);
+    const uint8_t *x = panel->row[0] + (size_t)(range.begin - panel->begin) / columns * chunk_stride(kind);
     UNROLL for (int j = 0; j < outs; j++)
     {
         cursor[j] = cursor_at(kind, w, o + (uint32_t)j, range.begin);
         if (is_packed(kind))
-            prefetch(cursor[j].scale + SCALES_AHEAD, left / (kind == KIND_NVFP4 ? 16 : 32));
+            prefetch(cursor[j].scale + SCALES_AHEAD, left / (kind == KIND_NVFP4 ? 16 : 32), rows == 1);
         UNROLL for (int r = 0; r < rows; r++) sum[j][r] = range.begin ? acc[j][r] : vf_zero();
     }
-    for (; left >= columns; left -= columns, at += chunk_stride(kind))
-        step_chunk(kind, outs, rows, w, cursor, columns, panel, at, sum);
+    /* Whole rows lie one after the other; of parts, each is asked for by itself. */
+    bool together = left == w->in;
+    const uint8_t *ahead = cursor[0].data + AHEAD;
+    size_t apart = together ? bytes : (size_t)(cursor[outs - 1].data - cursor[0].data);
+    size_t step = together ? (size_t)outs * bytes : bytes;
+    for (; left >= columns; left -= columns, x += chunk_stride(kind)) {
+        if (kind != KIND_FP8_ODD) {
+            prefetch(ahead, bytes, rows == 1);
+            if (outs == 2)
+                prefetch(ahead + apart, bytes, rows == 1);
+            ahead += step;
+        }
+        step_chunk(kind, outs, rows, w, cursor, columns, x, sum);
+    }
+#if VFIX_HALF
+    if (is_packed(kind) && left && left <= VFIX_HALF) {
+        step_half(kind, outs, rows, cursor, left, x, sum);
+        left = 0;
+    }
+#endif
     if (left)
-        step_chunk(kind, outs, rows, w, cursor, left, panel, at, sum);
+        step_chunk(kind, outs, rows, w, cursor, left, x, sum);
     UNROLL for (int j = 0; j < outs; j++)
     {
         if (is_packed(kind) && vcodes_have_odd(cursor[j].seen, kind == KIND_NVFP4 ? 0x7e : 253)) {
@@ -339,7 +413,7 @@ typedef void dot_function(const struct ft_matrix *w, uint32_t o, uint32_t count,
                      struct range range, vf(*acc)[ROWS])                                                     \
     {                                                                                                        \
         uint32_t i = 0;                                                                                      \
-        /* A single row of activations has nothing to share, and one stream of floats is read fastest. */    \
+        /* A single row of activations has nothing to share. */                                              \
         const uint32_t outs = rows > 1 || is_packed(kind) ? OUTS : 1;                                        \
         for (; i + outs <= count; i += outs)                                                                 \
             dot_rows(kind, (int)outs, rows, w, o + i, panel, range, acc + i);                                \
@@ -347,7 +421,8 @@ typedef void dot_function(const struct ft_matrix *w, uint32_t o, uint32_t count,
             dot_rows(kind, 1, rows, w, o + i, panel, range, acc + i);                                        \
     }
 #define DOTS(name, kind)                                                                                     \
-    DOT(name##_1, kind, 1) DOT(name##_2, kind, 2) DOT(name##_3, kind, 3) DOT(name##_4, kind, 4)
+    DOT(name##_1, kind, 1)                                                                                   \
+    DOT(name##_2, kind, 2) DOT(name##_3, kind, 3) DOT(name##_4, kind, 4) DOT(name##_most, kind, ROWS)
 DOTS(dot_f32, KIND_F32)
 DOTS(dot_bf16, KIND_BF16)
 DOTS(dot_fp8, KIND_FP8)
@@ -356,22 +431,17 @@ DOTS(dot_nvfp4, KIND_NVFP4)
 DOTS(dot_mxfp4, KIND_MXFP4)
 #define DOT_ROW(name)                                                                                        \
     {                                                                                                        \
-        name##_1, name##_2, name##_3, name##_4                                                               \
+        name##_1, name##_2, name##_3, name##_4, name##_most                                                  \
     }
-static dot_function *const dots[KIND_COUNT][ROWS] = {
+static dot_function *const dots[KIND_COUNT][5] = {
     [KIND_F32] = DOT_ROW(dot_f32),     [KIND_BF16] = DOT_ROW(dot_bf16),
     [KIND_FP8] = DOT_ROW(dot_fp8),     [KIND_FP8_ODD] = DOT_ROW(dot_fp8_odd),
     [KIND_NVFP4] = DOT_ROW(dot_nvfp4), [KIND_MXFP4] = DOT_ROW(dot_mxfp4)};
 
-/* Chunks of activations into the panel. */
-static void pack_chunks(enum kind kind, const float *x, uint32_t count, uint8_t *to)
+/* Chunks of floats into the panel. */
+static void pack_floats(enum kind kind, const float *x, uint32_t count, float *out)
 {
-    float *out = (float *)(void *)to;
-    struct vfixed *fixed = (struct vfixed *)(void *)to;
-    if (is_packed(kind)) {
-        for (uint32_t c = 0; c < count; c += VFIX_AT_ONCE)
-            vfixed_pack(x + c * VFIX_CHUNK, FT_MIN(count - c, VFIX_AT_ONCE), fixed + c);
-    } else if (kind == KIND_BF16) {
+    if (kind == KIND_BF16) {
         for (uint32_t i = 0; i < count * VF_CHUNK; i += 2 * VF)
             vf_pack_pair(x + i, out + i);
     } else if (kind == KIND_FP8) {
@@ -380,6 +450,45 @@ static void pack_chunks(enum kind kind, const float *x, uint32_t count, uint8_t 
     } else {
         memcpy(out, x, count * VF_CHUNK * sizeof *x);
     }
+}
+
+/* The first `count` columns of a chunk, zeros after them, by whole vectors: loads of vectors that were
+ * written by anything else would wait. */
+static void pad_chunk(enum kind kind, const float *x, uint32_t count, float *to)
+{
+    /* The halves of two weight rows want the same activations. */
+    uint32_t again = is_packed(kind) && count <= VFIX_HALF ? VFIX_HALF : chunk_columns(kind);
+    for (uint32_t i = 0; i < chunk_columns(kind); i += VF) {
+        uint32_t from = i < again ? i : i - again;
+        uint32_t bytes = from < count ? (count - from) * (uint32_t)sizeof *x : 0;
+        vf_store(to + i, vf_load_part((const uint8_t *)(x + from), bytes));
+    }
+}
+
+/* All rows in fixed point, some chunks at a time whatever row they are of. */
+static void fill_fixed(struct panel *panel, enum kind kind, const struct ft_rows *x)
+{
+    _Alignas(64) float padded[VFIX_AT_ONCE][VFIX_CHUNK];
+    const float *from[VFIX_AT_ONCE];
+    struct vfixed *to[VFIX_AT_ONCE];
+    uint32_t count = 0;
+    for (uint32_t r = 0; r < panel->rows; r++) {
+        const float *row = ft_rows_get(x, panel->first_row + r);
+        struct vfixed *out = (struct vfixed *)(void *)panel->row[r];
+        for (uint32_t i = panel->begin; i < panel->end; i += VFIX_CHUNK) {
+            from[count] = row + i;
+            to[count] = out++;
+            if (panel->end - i < VFIX_CHUNK) {
+                pad_chunk(kind, row + i, panel->end - i, padded[count]);
+                from[count] = padded[count];
+            }
+            if (++count == VFIX_AT_ONCE) {
+                vfixed_pack(from, count, to);
+                count = 0;
+            }
+        }
+    }
+    vfixed_pack(from, count, to);
 }
 
 /* Makes the panel hold rows [first, first + rows) over columns [begin, end); nothing to do when it already
@@ -393,17 +502,27 @@ static void panel_fill(struct panel *panel, enum kind kind, const struct ft_rows
     panel->first_row = first;
     panel->begin = begin;
     panel->end = end;
-    uint32_t columns = chunk_columns(kind);
+    if (is_packed(kind)) {
+        fill_fixed(panel, kind, x);
+        return;
+    }
     for (uint32_t r = 0; r < rows; r++) {
         const float *row = ft_rows_get(x, first + r) + begin;
-        uint32_t whole = (end - begin) / columns, rest = (end - begin) % columns;
-        pack_chunks(kind, row, whole, panel->row[r]);
+        float *to = (float *)(void *)panel->row[r];
+        uint32_t whole = (end - begin) / VF_CHUNK, rest = (end - begin) % VF_CHUNK;
+        pack_floats(kind, row, whole, to);
         if (rest) {
-            float padded[VFIX_CHUNK] = {0};
-            memcpy(padded, row + whole * columns, rest * sizeof(float));
-            pack_chunks(kind, padded, 1, panel->row[r] + whole * chunk_stride(kind));
+            _Alignas(64) float padded[VF_CHUNK];
+            pad_chunk(kind, row + whole * VF_CHUNK, rest, padded);
+            pack_floats(kind, padded, 1, to + whole * VF_CHUNK);
         }
     }
+}
+
+/* Activation rows of the next call when `left` are: those that there is a function for. */
+static uint32_t panel_rows(uint32_t left)
+{
+    return left >= ROWS ? ROWS : FT_MIN(left, 4u);
 }
 
 /* Output rows per tile: their weights stay in the second cache while batches of activation rows pass by. */
@@ -413,11 +532,11 @@ static uint32_t tile_step(const struct ft_matrix *w)
 }
 
 /* out[r][i] = W[o + i] . x[first + r] for i < count <= TILE, r < rows <= ROWS. */
-static void tile_dots(const struct ft_matrix *w, uint32_t o, uint32_t count, const struct ft_rows *x,
-                      uint32_t first, uint32_t rows, struct panel *panel, float (*out)[TILE])
+static void panel_dots(const struct ft_matrix *w, uint32_t o, uint32_t count, const struct ft_rows *x,
+                       uint32_t first, uint32_t rows, struct panel *panel, float (*out)[TILE])
 {
     enum kind kind = kind_of(w);
-    uint32_t piece = rows == 1 ? PANEL_COLUMNS : rows == 2 ? 2 * PIECE_COLUMNS : PIECE_COLUMNS;
+    uint32_t piece = PIECE_BYTES / (rows * chunk_stride(kind)) * chunk_columns(kind);
     float factor = factor_of(w, kind);
     vf acc[GROUP][ROWS];
     bool whole = w->in <= PANEL_COLUMNS; /* the panel serves all groups */
@@ -430,12 +549,15 @@ static void tile_dots(const struct ft_matrix *w, uint32_t o, uint32_t count, con
                 panel_fill(panel, kind, x, first, rows, begin, FT_MIN(w->in, begin + PANEL_COLUMNS));
             for (uint32_t at = begin; at < panel->end; at += piece) {
                 struct range range = {at, FT_MIN(panel->end, at + piece)};
-                dots[kind][rows - 1](w, o + i, group, panel, range, acc);
+                dots[kind][rows > 4 ? 4 : rows - 1](w, o + i, group, panel, range, acc);
             }
         }
+        for (uint32_t j = group; j < GROUP; j++)
+            for (uint32_t r = 0; r < rows; r++)
+                acc[j][r] = vf_zero();
         for (uint32_t r = 0; r < rows; r++)
-            for (uint32_t j = 0; j < group; j++)
-                out[r][i + j] = vf_sum(acc[j][r]) * factor;
+            for (uint32_t j = 0; j < GROUP; j += VF)
+                vf_store(&out[r][i + j], vf_mul(vf_sums(&acc[j][r], ROWS), vf_set1(factor)));
     }
 }
 

@@ -43,6 +43,13 @@ static inline vf vi_to_vf(vi a)
     return _mm256_cvtepi32_ps(a);
 }
 
+/* Lane of a block of 16 columns. */
+static inline uint32_t vfixed_lane(uint32_t block)
+{
+    uint32_t in_half = block % (4);
+    return in_half / 2 * 4 + in_half % 2 + (block >= 4 ? 2 : 0);
+}
+
 /* The first `bytes` packed bytes of a chunk, zeros after them. */
 static inline __attribute__((always_inline)) void vfixed_load(const uint8_t *p, uint32_t bytes, vi raw[2])
 {
@@ -69,28 +76,45 @@ static inline __attribute__((always_inline)) void vfixed_lookup(const vi raw[2],
     }
 }
 
-/* Scales / 2^8 of the 8 blocks of 16 in a chunk, for codes below 0x7f; others are found by vcodes_have_odd.
- */
-static inline vf vfixed_scales_nvfp4(const uint8_t *scale, uint32_t count, vcodes *seen)
+/* Codes of a chunk's scales, those after `count` are harmless. */
+static inline __m128i vfixed_codes_nvfp4(const uint8_t *scale, uint32_t count)
 {
-    const __m128i order = _mm_setr_epi8(-1, 0, -1, 1, -1, 4, -1, 5, -1, 2, -1, 3, -1, 6, -1, 7);
     int64_t eight = 0;
     memcpy(&eight, scale, count == 8 ? 8 : count);
-    __m128i bytes = _mm_cvtsi64_si128(eight);
-    *seen = _mm256_max_epu8(*seen, _mm256_castsi128_si256(bytes));
-    return _mm256_cvtph_ps(_mm_srli_epi16(_mm_shuffle_epi8(bytes, order), 1));
+    return _mm_cvtsi64_si128(eight);
+}
+static inline __m128i vfixed_codes_mxfp4(const uint8_t *scale, uint32_t count)
+{
+    int32_t four = 0x7f7f7f7f;
+    memcpy(&four, scale, count == 4 ? 4 : count);
+    return _mm_set1_epi32(four);
+}
+/* Scales / 2^8 of the 8 blocks of 16 in a chunk, for codes below 0x7f; others are found by vcodes_have_odd.
+ */
+static inline vf vfixed_scales_nvfp4(__m128i codes)
+{
+    const __m128i order = _mm_setr_epi8(-1, 0, -1, 1, -1, 4, -1, 5, -1, 2, -1, 3, -1, 6, -1, 7);
+    return _mm256_cvtph_ps(_mm_srli_epi16(_mm_shuffle_epi8(codes, order), 1));
+}
+static inline vcodes vfixed_seen_nvfp4(vcodes seen, __m128i codes)
+{
+    return _mm256_max_epu8(seen, _mm256_castsi128_si256(codes));
 }
 /* Scales of the 4 blocks of 32 in a chunk, for codes 1 .. 254. */
-static inline vf vfixed_scales_mxfp4(const uint8_t *scale, uint32_t count, vcodes *seen)
+static inline vf vfixed_scales_mxfp4(__m128i codes)
 {
     const __m256i order = _mm256_setr_epi8(-1, -1, -1, 0, -1, -1, -1, 0, -1, -1, -1, 2, -1, -1, -1, 2, -1, -1,
                                            -1, 1, -1, -1, -1, 1, -1, -1, -1, 3, -1, -1, -1, 3);
-    int32_t four = 0x7f7f7f7f;
-    memcpy(&four, scale, count == 4 ? 4 : count);
-    __m256i bytes = _mm256_set1_epi32(four);
-    *seen = _mm256_max_epu8(*seen, _mm256_sub_epi8(bytes, _mm256_set1_epi8(1)));
+    __m256i bytes = _mm256_broadcastsi128_si256(codes);
     return _mm256_castsi256_ps(_mm256_srli_epi32(_mm256_shuffle_epi8(bytes, order), 1));
 }
+static inline vcodes vfixed_seen_mxfp4(vcodes seen, __m128i codes)
+{
+    return _mm256_max_epu8(seen, _mm256_castsi128_si256(_mm_sub_epi8(codes, _mm_set1_epi8(1))));
+}
+
+#define VFIX_HALF 0 /* columns of two weight rows never share a chunk */
+
 /* Was a code seen that the two above do not decode? */
 static inline int vcodes_have_odd(vcodes seen, uint8_t largest)
 {
@@ -146,6 +170,53 @@ static inline void vfixed_transpose(const int8_t *from, int8_t (*to)[32])
     vi_store(to[1], _mm256_unpackhi_epi64(a, b));
     vi_store(to[2], _mm256_unpacklo_epi64(c, d));
     vi_store(to[3], _mm256_unpackhi_epi64(c, d));
+}
+
+/* Unit and its inverse for 16 columns whose largest |x| is given (NaN when one of them is): fixed_body.h. */
+static inline void vfixed_unit(float largest, float *unit, float *inverse)
+{
+    if (DIGITS == 3) {
+        float raised = largest * 1.0041f;
+        uint32_t exponent, broken, unit_bits, inverse_bits;
+        memcpy(&exponent, &raised, sizeof exponent);
+        exponent >>= 23;
+        broken = exponent == 255 ? 0x7fc00000u : 0;
+        exponent = exponent > 24 ? exponent : 24;
+        unit_bits = (exponent - 23) << 23 | broken;
+        inverse_bits = (276 - exponent) << 23;
+        memcpy(unit, &unit_bits, sizeof unit_bits);
+        memcpy(inverse, &inverse_bits, sizeof inverse_bits);
+        return;
+    }
+    const float limit = DIGITS == 1 ? 127.0f : 127.0f * 257.0f;
+    float size = largest < 1e-30f ? 1e-30f : largest;
+    *unit = size < 3e38f ? size * (0.5f / limit) : __builtin_nanf("");
+    *inverse = size < 3e38f ? limit / size : 0.0f;
+}
+
+/* Units of a chunk, by lane; returns their inverses. */
+static inline vf vfixed_units(const float *x, float *unit)
+{
+    float largest[8], inverse[8];
+    for (uint32_t b = 0; b < 8; b++)
+        largest[vfixed_lane(b)] = vfixed_largest(x + 16 * b);
+    for (uint32_t lane = 0; lane < 8; lane++)
+        vfixed_unit(largest[lane], &unit[lane], &inverse[lane]);
+    return vf_load(inverse);
+}
+static inline void vfixed_digits(const float *x, vf inverses, int8_t (*digit)[4][32])
+{
+    /* Vector j, part k: what goes to lane 4k + j. */
+    _Alignas(64) int8_t bytes[DIGITS][8][16];
+    float inverse[8];
+    vf_store(inverse, inverses);
+    for (uint32_t b = 0; b < 8; b++) {
+        uint32_t lane = vfixed_lane(b);
+        vfixed_store_digits(x + 16 * b, inverse[lane], DIGITS, bytes[0][lane % 4 * 2 + lane / 4],
+                            sizeof bytes[0]);
+    }
+    for (uint32_t d = 0; d < DIGITS; d++)
+        vfixed_transpose(bytes[d][0], digit[d]);
 }
 
 #endif

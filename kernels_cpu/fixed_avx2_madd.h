@@ -3,19 +3,22 @@
 #ifndef FT_FIXED_AVX2_MADD_H
 #define FT_FIXED_AVX2_MADD_H
 
-static inline __attribute__((always_inline)) void
-vfixed_digit(int outs, const struct vfixed_weights *const *w, const int8_t (*x)[32], vi *sum)
+#define VFIX_ROWS 1 /* of activations that go through vfixed_dot together */
+
+/* A sum of 16 products of a lane: begins, takes four products, ends. Pairs stay in 16 bits: at most
+ * 4 * 2 * 24 * 128. */
+static inline vi vfixed_begin(vi offset)
 {
-    vi pairs[2] = {vi_zero(), vi_zero()}; /* at most 4 * 2 * 24 * 128 in 16 bits */
-    for (int g = 0; g < 4; g++) {
-        vi v = vi_load(x[g]);
-        if (outs > 1)
-            VF_KEEP(v);
-        for (int j = 0; j < outs; j++)
-            pairs[j] = _mm256_add_epi16(pairs[j], _mm256_maddubs_epi16(w[j]->w[g], v));
-    }
-    for (int j = 0; j < outs; j++)
-        sum[j] = _mm256_add_epi32(sum[j], _mm256_madd_epi16(pairs[j], _mm256_set1_epi16(1)));
+    (void)offset;
+    return vi_zero();
+}
+static inline vi vfixed_add(vi pairs, vi w, vi x)
+{
+    return _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w, x));
+}
+static inline vi vfixed_end(vi pairs, vi offset)
+{
+    return _mm256_add_epi32(offset, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
 #endif

@@ -3,16 +3,21 @@
 #ifndef FT_FIXED_AVX2_VNNI_H
 #define FT_FIXED_AVX2_VNNI_H
 
-static inline __attribute__((always_inline)) void
-vfixed_digit(int outs, const struct vfixed_weights *const *w, const int8_t (*x)[32], vi *sum)
+#define VFIX_ROWS 1 /* of activations that go through vfixed_dot together */
+
+/* A sum of 16 products of a lane: begins, takes four products, ends. */
+static inline vi vfixed_begin(vi offset)
 {
-    for (int g = 0; g < 4; g++) {
-        vi v = vi_load(x[g]);
-        if (outs > 1)
-            VF_KEEP(v);
-        for (int j = 0; j < outs; j++)
-            sum[j] = _mm256_dpbusd_avx_epi32(sum[j], w[j]->w[g], v);
-    }
+    return offset;
+}
+static inline vi vfixed_add(vi sum, vi w, vi x)
+{
+    return _mm256_dpbusd_avx_epi32(sum, w, x);
+}
+static inline vi vfixed_end(vi sum, vi offset)
+{
+    (void)offset;
+    return sum;
 }
 
 #endif

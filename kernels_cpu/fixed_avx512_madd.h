@@ -15,19 +15,39 @@ static inline __attribute__((always_inline)) void vfixed_lookup(const vi raw[2],
         w[2 * h + 1] = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(half[h], 4), nibble));
     }
 }
-static inline __attribute__((always_inline)) void
-vfixed_digit(int outs, const struct vfixed_weights *const *w, const int8_t (*x)[64], vi *sum)
+#define VFIX_ROWS 1 /* of activations that go through vfixed_dot together */
+
+/* A sum of 16 products of a lane: begins, takes four products, ends. Pairs stay in 16 bits: at most
+ * 4 * 2 * 24 * 128. */
+static inline vi vfixed_begin(vi offset)
 {
-    vi pairs[2] = {vi_zero(), vi_zero()}; /* at most 4 * 2 * 24 * 128 in 16 bits */
-    for (int g = 0; g < 4; g++) {
-        vi v = vi_load(x[g]);
-        if (outs > 1)
-            VF_KEEP(v);
-        for (int j = 0; j < outs; j++)
-            pairs[j] = _mm512_add_epi16(pairs[j], _mm512_maddubs_epi16(w[j]->w[g], v));
-    }
-    for (int j = 0; j < outs; j++)
-        sum[j] = _mm512_add_epi32(sum[j], _mm512_madd_epi16(pairs[j], _mm512_set1_epi16(1)));
+    (void)offset;
+    return vi_zero();
+}
+static inline vi vfixed_add(vi pairs, vi w, vi x)
+{
+    return _mm512_add_epi16(pairs, _mm512_maddubs_epi16(w, x));
+}
+static inline vi vfixed_end(vi pairs, vi offset)
+{
+    return _mm512_add_epi32(offset, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+}
+
+/* Codes of e4m3 in the order of the lanes -> f16 of 2^-8 times their value. */
+static inline __m256i vfixed_scale_halves(__m128i bytes)
+{
+    const __m128i order = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
+    return _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_shuffle_epi8(bytes, order)), 7);
+}
+/* Byte d of the 16 numbers to part d, even and odd columns of each eight apart. */
+static inline __m512i vfixed_by_digit(__m512i number)
+{
+    const __m512i bytes =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    const __m512i apart =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
+    const __m512i parts = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return _mm512_shuffle_epi8(_mm512_permutexvar_epi32(parts, _mm512_shuffle_epi8(number, bytes)), apart);
 }
 
 /* A chunk of 128 values / 2^8, in the order of vf_pack_e4m3; NaN codes come out as +-480 / 2^8 and are found

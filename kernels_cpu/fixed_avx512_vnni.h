@@ -16,16 +16,43 @@ static inline __attribute__((always_inline)) void vfixed_lookup(const vi raw[2],
         w[2 * h + 1] = _mm512_permutexvar_epi8(_mm512_srli_epi16(half[h], 4), table);
     }
 }
-static inline __attribute__((always_inline)) void
-vfixed_digit(int outs, const struct vfixed_weights *const *w, const int8_t (*x)[64], vi *sum)
+/* Rows of activations that go through vfixed_dot together: chains of multiplies side by side, because one is
+ * too long to hide, as far as there are registers. */
+#define VFIX_ROWS (DIGITS == 1 ? 4 : 2)
+
+/* A sum of 16 products of a lane: begins, takes four products, ends. */
+static inline vi vfixed_begin(vi offset)
 {
-    for (int g = 0; g < 4; g++) {
-        vi v = vi_load(x[g]);
-        if (outs > 1)
-            VF_KEEP(v);
-        for (int j = 0; j < outs; j++)
-            sum[j] = _mm512_dpbusd_epi32(sum[j], w[j]->w[g], v);
-    }
+    return offset;
+}
+static inline vi vfixed_add(vi sum, vi w, vi x)
+{
+    return _mm512_dpbusd_epi32(sum, w, x);
+}
+static inline vi vfixed_end(vi sum, vi offset)
+{
+    (void)offset;
+    return sum;
+}
+
+/* Codes of e4m3 in the order of the lanes -> f16 of 2^-8 times their value. */
+static inline __m256i vfixed_scale_halves(__m128i bytes)
+{
+    const __m256i order = _mm256_setr_epi8(0, 0, 0, 1, 0, 8, 0, 9, 0, 2, 0, 3, 0, 10, 0, 11, 0, 4, 0, 5, 0,
+                                           12, 0, 13, 0, 6, 0, 7, 0, 14, 0, 15);
+    __m256i high = _mm256_maskz_permutexvar_epi8(0xaaaaaaaau, order, _mm256_castsi128_si256(bytes));
+    return _mm256_srli_epi16(high, 1);
+}
+/* Byte d of the 16 numbers to part d, even and odd columns of each eight apart. */
+static inline __m512i vfixed_by_digit(__m512i number)
+{
+    const __m512i first =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 8, 16, 24, 4, 12, 20, 28, 32, 40, 48, 56, 36, 44, 52, 60));
+    const __m512i digit =
+        _mm512_inserti32x4(_mm512_inserti32x4(_mm512_inserti32x4(_mm512_setzero_si512(), _mm_set1_epi8(1), 1),
+                                              _mm_set1_epi8(2), 2),
+                           _mm_set1_epi8(3), 3);
+    return _mm512_permutexvar_epi8(_mm512_add_epi8(first, digit), number);
 }
 
 /* Low and high byte of the bf16 of each magnitude code; 0x7f is NaN. */

@@ -8,6 +8,10 @@
  *     DIGITS 3   23 bits below the largest of the 16: as good as f32
  *     DIGITS 1   7 bits: int8 activations, only for who asks
  *
+ * Units of 3 digits are powers of two, so that scaling is exact: 127 * (65536 + 256 + 1) is a little less
+ * than 2^23, so sizes just below a power of two take the next one; and they stay normal. A unit is NaN when
+ * one of the 16 is not finite.
+ *
  * Byte multiplies want one side unsigned: weights come as 2 * e2m1 + 12, and 12 times the sum of the digits
  * is taken off in `offset`. All sums wrap at 32 bits and the result fits, so they are exact in any order.
  *
@@ -21,12 +25,18 @@
 
 #define VFIX_CHUNK (16 * VF)
 #define VFIX_GROUPS 4
+/* Loops over registers: a counter that is not a constant would put them on the stack. */
+#if defined(__clang__)
+#define VFIX_UNROLL _Pragma("unroll")
+#else
+#define VFIX_UNROLL _Pragma("GCC unroll 8")
+#endif
 
 /* The activations of a chunk. */
 struct vfixed {
     _Alignas(4 * VF) int8_t digit[DIGITS][VFIX_GROUPS][4 * VF]; /* low digit first */
     int32_t offset[VF];                                         /* minus 12 times the lane's sum */
-    float unit[VF]; /* half the value of 1; NaN when the lane is not finite */
+    float unit[VF];                                             /* half the value of 1 */
 };
 
 /* The first `columns` columns of a chunk; the weights after them are zero. */
@@ -38,96 +48,59 @@ static inline __attribute__((always_inline)) void vfixed_decode(const uint8_t *p
     vfixed_lookup(raw, out->w);
 }
 
-/* Lane of a block of 16 columns. */
-static inline uint32_t vfixed_lane(uint32_t block)
+/* t[r][j] = sums of w[j] x over the 16 columns of each lane, exact up to the fixed point and one rounding,
+ * for 1 or 2 weight rows, which share the loads, and `rows` <= VFIX_ROWS rows of activations, `stride` bytes
+ * apart. */
+static inline __attribute__((always_inline)) void vfixed_dot(int outs, int rows,
+                                                             const struct vfixed_weights *const *w,
+                                                             const uint8_t *first, size_t stride, vf (*t)[2])
 {
-    uint32_t in_half = block % (VF / 2);
-    return in_half / 2 * 4 + in_half % 2 + (block >= VF / 2 ? 2 : 0);
-}
-
-/* Sums of the lanes before conversion for 1 or 2 weight rows, which share the loads. The digits are summed
- * side by side: one chain of multiplies would be too long to hide. */
-static inline __attribute__((always_inline)) void vfixed_sum(int outs, const struct vfixed_weights *const *w,
-                                                             const struct vfixed *x, vi offset, vi *sum)
-{
-    vi digit[DIGITS][2];
-    for (int d = 0; d < DIGITS; d++) {
-        digit[d][0] = digit[d][1] = d ? vi_zero() : offset;
-        vfixed_digit(outs, w, x->digit[d], digit[d]);
+    vi sum[VFIX_ROWS][DIGITS][2];
+    VFIX_UNROLL for (int r = 0; r < rows; r++)
+    {
+        const struct vfixed *x = (const struct vfixed *)(const void *)(first + (size_t)r * stride);
+        VFIX_UNROLL for (int d = 0; d < DIGITS; d++) sum[r][d][0] = sum[r][d][1] =
+            vfixed_begin(d ? vi_zero() : vi_load(x->offset));
     }
-    for (int j = 0; j < outs; j++) {
-        sum[j] = digit[0][j];
-        for (int d = 1; d < DIGITS; d++)
-            sum[j] = vi_add(sum[j], vi_shift(digit[d][j], 8 * d));
+    VFIX_UNROLL for (int g = 0; g < VFIX_GROUPS; g++) VFIX_UNROLL for (int r = 0; r < rows; r++)
+        VFIX_UNROLL for (int d = 0; d < DIGITS; d++)
+    {
+        const struct vfixed *x = (const struct vfixed *)(const void *)(first + (size_t)r * stride);
+        vi v = vi_load(x->digit[d][g]);
+        if (outs > 1)
+            VF_KEEP(v);
+        VFIX_UNROLL for (int j = 0; j < outs; j++) sum[r][d][j] = vfixed_add(sum[r][d][j], w[j]->w[g], v);
     }
-}
-
-/* t[j] = sums of w[j] x over the 16 columns of each lane, exact up to the fixed point and one rounding. */
-static inline __attribute__((always_inline)) void vfixed_dot(int outs, const struct vfixed_weights *const *w,
-                                                             const struct vfixed *x, vf *t)
-{
-    vi sum[2];
-    vfixed_sum(outs, w, x, vi_load(x->offset), sum);
-    for (int j = 0; j < outs; j++)
-        t[j] = vf_mul(vi_to_vf(sum[j]), vf_load(x->unit));
-}
-
-/* Unit and its inverse for 16 columns whose largest |x| is given (NaN when one of them is). */
-static inline void vfixed_unit(float largest, float *unit, float *inverse)
-{
-    if (DIGITS == 3) {
-        /* Powers of two, so that scaling is exact. 127 * (65536 + 256 + 1) is a little less than 2^23: sizes
-         * just below a power of two take the next one. The unit stays normal. */
-        float raised = largest * 1.0041f;
-        uint32_t exponent, broken, unit_bits, inverse_bits;
-        memcpy(&exponent, &raised, sizeof exponent);
-        exponent >>= 23;
-        broken = exponent == 255 ? 0x7fc00000u : 0;
-        exponent = exponent > 24 ? exponent : 24;
-        unit_bits = (exponent - 23) << 23 | broken;
-        inverse_bits = (276 - exponent) << 23;
-        memcpy(unit, &unit_bits, sizeof unit_bits);
-        memcpy(inverse, &inverse_bits, sizeof inverse_bits);
-        return;
+    VFIX_UNROLL for (int r = 0; r < rows; r++) VFIX_UNROLL for (int j = 0; j < outs; j++)
+    {
+        const struct vfixed *x = (const struct vfixed *)(const void *)(first + (size_t)r * stride);
+        vi total = vfixed_end(sum[r][0][j], vi_load(x->offset));
+        VFIX_UNROLL for (int d = 1; d < DIGITS; d++) total =
+            vi_add(total, vi_shift(vfixed_end(sum[r][d][j], vi_zero()), 8 * d));
+        t[r][j] = vf_mul(vi_to_vf(total), vf_load(x->unit));
     }
-    const float limit = DIGITS == 1 ? 127.0f : 127.0f * 257.0f;
-    float size = largest < 1e-30f ? 1e-30f : largest;
-    *unit = size < 3e38f ? size * (0.5f / limit) : __builtin_nanf("");
-    *inverse = size < 3e38f ? limit / size : 0.0f;
 }
 
 #define VFIX_AT_ONCE                                                                                         \
     4 /* chunks that go through the steps together: each step alone would wait for the last */
 
-/* Chunks of activations into the form of vfixed_dot. */
-static void vfixed_pack(const float *x, uint32_t count, struct vfixed *out)
+/* `count` <= VFIX_AT_ONCE chunks of activations into the form of vfixed_dot. */
+static void vfixed_pack(const float *const *x, uint32_t count, struct vfixed *const *to)
 {
-    float largest[VFIX_AT_ONCE][VF], inverse[VFIX_AT_ONCE][VF];
-    /* Vector j, part k: what goes to lane 4k + j. */
-    _Alignas(64) int8_t bytes[VFIX_AT_ONCE][DIGITS][VF][16];
-    struct vfixed_weights weights;
-    const struct vfixed_weights *twelve = &weights;
-    for (int g = 0; g < VFIX_GROUPS; g++)
-        weights.w[g] = vi_set1_u8(12);
+    vf inverse[VFIX_AT_ONCE];
     for (uint32_t c = 0; c < count; c++)
-        for (uint32_t b = 0; b < VF; b++)
-            largest[c][vfixed_lane(b)] = vfixed_largest(x + VFIX_CHUNK * c + 16 * b);
+        inverse[c] = vfixed_units(x[c], to[c]->unit);
     for (uint32_t c = 0; c < count; c++)
-        for (uint32_t l = 0; l < VF; l++)
-            vfixed_unit(largest[c][l], &out[c].unit[l], &inverse[c][l]);
-    for (uint32_t c = 0; c < count; c++)
-        for (uint32_t b = 0; b < VF; b++) {
-            uint32_t lane = vfixed_lane(b);
-            vfixed_store_digits(x + VFIX_CHUNK * c + 16 * b, inverse[c][lane], DIGITS,
-                                bytes[c][0][lane % 4 * (VF / 4) + lane / 4], sizeof bytes[0][0]);
-        }
-    for (uint32_t c = 0; c < count; c++)
-        for (uint32_t d = 0; d < DIGITS; d++)
-            vfixed_transpose(bytes[c][d][0], out[c].digit[d]);
+        vfixed_digits(x[c], inverse[c], to[c]->digit);
     for (uint32_t c = 0; c < count; c++) {
-        vi sum;
-        vfixed_sum(1, &twelve, &out[c], vi_zero(), &sum);
-        vi_store(out[c].offset, vi_sub(vi_zero(), sum));
+        vi sum = vi_zero();
+        for (int d = DIGITS - 1; d >= 0; d--) {
+            vi digit = vfixed_begin(vi_zero());
+            for (int g = 0; g < VFIX_GROUPS; g++)
+                digit = vfixed_add(digit, vi_set1_u8(12), vi_load(to[c]->digit[d][g]));
+            sum = vi_add(vi_shift(sum, 8), vfixed_end(digit, vi_zero()));
+        }
+        vi_store(to[c]->offset, vi_sub(vi_zero(), sum));
     }
 }
 

@@ -23,6 +23,7 @@ enum ft_isa {
     FT_ISA_AVX2VNNI,        /* AVX2 and AVX-VNNI */
     FT_ISA_AVX512,          /* F, BW, VL, DQ */
     FT_ISA_AVX512VNNI,      /* with VNNI and VBMI */
+    FT_ISA_AVX512AMX,       /* with FP16 and the matrix unit (tiles of bf16) too */
     FT_ISA_AVX2VNNI_INT8,   /* experts of packed e2m1 with int8 activations: errors of 1e-2 instead of 1e-6 */
     FT_ISA_AVX512VNNI_INT8,
     FT_ISA_COUNT

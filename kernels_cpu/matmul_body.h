@@ -4,6 +4,10 @@
 #include "kernels_cpu/vec_math.h"
 #include "kernels_cpu/fixed_body.h"
 #include "kernels_cpu/dot_body.h"
+#ifndef TILES_HEADER /* who brings tiles of its own names them */
+#define TILES_HEADER "kernels_cpu/tiles_dot.h"
+#endif
+#include TILES_HEADER
 
 static void store_row(float *y, const float *values, const float *bias, uint32_t count)
 {
@@ -14,14 +18,14 @@ static void store_row(float *y, const float *values, const float *bias, uint32_t
 static void matmul_to(const struct ft_matrix *w, uint32_t begin, uint32_t end, const struct ft_rows *x,
                       const float *bias, const uint32_t *out_index, float *y, size_t y_stride)
 {
-    struct panel panel;
-    float out[ROWS][TILE];
-    panel.rows = 0;
+    struct tile_panel panel;
+    float out[TILE_ROWS][TILE];
+    tile_panel_init(&panel);
     uint32_t step = tile_step(w);
     for (uint32_t o = begin; o < end; o += step) {
         uint32_t count = FT_MIN(end - o, step);
-        for (uint32_t first = 0; first < x->count; first += ROWS) {
-            uint32_t rows = FT_MIN(x->count - first, ROWS);
+        for (uint32_t first = 0, rows; first < x->count; first += rows) {
+            rows = tile_rows(w, x->count - first);
             tile_dots(w, o, count, x, first, rows, &panel, out);
             for (uint32_t r = 0; r < rows; r++)
                 store_row(y + (out_index ? out_index[first + r] : first + r) * y_stride + o, out[r],
@@ -70,14 +74,14 @@ static void activate(const struct ft_expert *expert, uint32_t i, uint32_t count,
 static void expert_up(const struct ft_expert *expert, uint32_t begin, uint32_t end, struct ft_rows x,
                       float *h, size_t h_stride)
 {
-    struct panel panel;
-    float gate[ROWS][TILE] = {{0}}, up[ROWS][TILE] = {{0}};
-    panel.rows = 0;
+    struct tile_panel panel;
+    float gate[TILE_ROWS][TILE] = {{0}}, up[TILE_ROWS][TILE] = {{0}};
+    tile_panel_init(&panel);
     uint32_t step = tile_step(&expert->gate);
     for (uint32_t i = begin; i < end; i += step) {
         uint32_t count = FT_MIN(end - i, step);
-        for (uint32_t first = 0; first < x.count; first += ROWS) {
-            uint32_t rows = FT_MIN(x.count - first, ROWS);
+        for (uint32_t first = 0, rows; first < x.count; first += rows) {
+            rows = tile_rows(&expert->gate, x.count - first);
             tile_dots(&expert->gate, i, count, &x, first, rows, &panel, gate);
             tile_dots(&expert->up, i, count, &x, first, rows, &panel, up);
             for (uint32_t r = 0; r < rows; r++) {
@@ -101,16 +105,16 @@ static void mix_up(const struct ft_matrix *up, uint32_t hc_count, uint32_t hidde
                    uint32_t end, const float *t, size_t t_stride, const float *u, size_t u_stride,
                    uint32_t rows, float *x, size_t x_stride)
 {
-    struct panel panel;
+    struct tile_panel panel;
     struct ft_rows in = {.x = t, .stride = t_stride, .count = rows};
-    float m[ROWS][TILE] = {{0}}, share = 1.0f / (float)hc_count;
-    panel.rows = 0;
+    float m[TILE_ROWS][TILE] = {{0}}, share = 1.0f / (float)hc_count;
+    tile_panel_init(&panel);
     uint32_t step = tile_step(up);
     for (uint32_t h = begin; h < end; h += step) {
         uint32_t count = FT_MIN(end - h, step);
-        for (uint32_t first = 0; first < rows; first += ROWS) {
-            uint32_t batch = FT_MIN(rows - first, ROWS);
-            float sum[ROWS][TILE] = {{0}};
+        for (uint32_t first = 0, batch; first < rows; first += batch) {
+            batch = tile_rows(up, rows - first);
+            float sum[TILE_ROWS][TILE] = {{0}};
             for (uint32_t i = 0; i < hc_count; i++) {
                 tile_dots(up, i * hidden + h, count, &in, first, batch, &panel, m);
                 for (uint32_t r = 0; r < batch; r++)

@@ -15,6 +15,7 @@
 #endif
 #define VF 8
 #define VF_CHUNK (8 * VF)
+#define VF_ROWS 4 /* activation rows that share decoded weights */
 typedef __m256 vf;
 typedef __m256i vcodes; /* largest codes seen: finds NaN codes without a branch per chunk */
 
@@ -99,6 +100,23 @@ static inline float vf_sum(vf v)
     __m128 a = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     a = _mm_add_ps(a, _mm_movehl_ps(a, a));
     return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
+}
+/* Sum of the lanes of each of 8 vectors, each added in the order of vf_sum. */
+static inline __attribute__((always_inline)) vf vf_sums(const vf *v, size_t stride)
+{
+    const __m256i order = _mm256_setr_epi32(0, 4, 2, 6, 1, 5, 3, 7);
+    vf half[4], pair[2];
+    for (int i = 0; i < 4; i++) {
+        vf a = v[(size_t)i * 2 * stride], b = v[((size_t)i * 2 + 1) * stride];
+        half[i] = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+    }
+    for (int i = 0; i < 2; i++) {
+        vf a = half[i], b = half[i + 2];
+        pair[i] = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
+    }
+    vf sum =
+        _mm256_add_ps(_mm256_shuffle_ps(pair[0], pair[1], 0x88), _mm256_shuffle_ps(pair[0], pair[1], 0xdd));
+    return _mm256_permutevar8x32_ps(sum, order);
 }
 static inline vf vf_load_bf16(const uint16_t *p)
 {

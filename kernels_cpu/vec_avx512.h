@@ -14,6 +14,7 @@
 #endif
 #define VF 16
 #define VF_CHUNK (8 * VF)
+#define VF_ROWS 8 /* activation rows that share decoded weights */
 typedef __m512 vf;
 typedef __m256i vcodes; /* largest codes seen: finds NaN codes without a branch per chunk */
 
@@ -92,6 +93,27 @@ static inline float vf_sum(vf v)
     __m128 a = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
     a = _mm_add_ps(a, _mm_movehl_ps(a, a));
     return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
+}
+/* Sum of the lanes of each of 16 vectors, each added in the order of vf_sum. */
+static inline __attribute__((always_inline)) vf vf_sums(const vf *v, size_t stride)
+{
+    const __m512i order = _mm512_setr_epi32(0, 4, 2, 6, 1, 5, 3, 7, 8, 12, 10, 14, 9, 13, 11, 15);
+    vf half[8], quarter[4], pair[2];
+    for (int i = 0; i < 8; i++) {
+        vf a = v[(size_t)i * 2 * stride], b = v[((size_t)i * 2 + 1) * stride];
+        half[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    }
+    for (int i = 0; i < 4; i++) {
+        vf a = half[i], b = half[i + 4];
+        quarter[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    }
+    for (int i = 0; i < 2; i++) {
+        vf a = quarter[i], b = quarter[i + 2];
+        pair[i] = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+    }
+    vf sum =
+        _mm512_add_ps(_mm512_shuffle_ps(pair[0], pair[1], 0x88), _mm512_shuffle_ps(pair[0], pair[1], 0xdd));
+    return _mm512_permutexvar_ps(order, sum);
 }
 static inline vf vf_load_bf16(const uint16_t *p)
 {

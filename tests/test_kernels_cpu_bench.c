@@ -81,6 +81,14 @@ TEST(filters_choose_and_isas_come_from_the_dispatch_table)
         largest = FT_MAX(largest, results[i].rows);
     }
     CHECK_EQ(largest, 64);
+    options.format = "nvfp4,bf16"; /* lists; one number of rows beside 1 */
+    options.isa = "avx512,ref";
+    options.rows = 4;
+    CHECK_OK(ft_bench_kernels_run(&options, &roof, results, RESULTS, &count, &err), &err);
+    CHECK_EQ(count, 2 * 2 * (1 + (uint32_t)ft_isa_is_available(FT_ISA_AVX512)));
+    CHECK(results[0].rows == 1 && results[1].rows == 4 && results[count - 1].format == FT_FORMAT_BF16);
+    options.isa = NULL;
+    options.rows = 0;
     options.format = "f32"; /* no expert is measured in it */
     CHECK_FAILS(ft_bench_kernels_run(&options, &roof, results, RESULTS, &count, &err), FT_USAGE,
                 "format \"f32\"", &err);

@@ -2,6 +2,7 @@
 /* Every available version of every op against the reference, over one table of shapes; and that bits do not
  * depend on what else is in the call. */
 #include "kernels_cpu/kernels_internal.h"
+#include "tests/amx_twin.h"
 #include "tests/test.h"
 
 #include <float.h>
@@ -90,6 +91,8 @@ static void check_close(float got, float want, double scale, double tolerance, c
 static bool isa_start(struct ft_kernels *kernels, enum ft_isa isa)
 {
     struct ft_error err;
+    if (isa == FT_ISA_AVX512AMX) /* in C where the core has no AMX */
+        return amx_twin_init(kernels, &err);
     if (!ft_isa_is_available(isa))
         return false;
     CHECK_OK(ft_kernels_init(kernels, ft_isa_name(isa), &err), &err);

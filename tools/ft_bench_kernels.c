@@ -18,7 +18,7 @@
 
 struct options {
     const char *isa, *op, *format;
-    uint32_t threads, hidden, width, rounds;
+    uint32_t threads, hidden, width, rounds, rows;
     uint64_t bank_bytes;
     bool reference, step, json;
     struct ft_bench_step_options step_options;
@@ -32,10 +32,11 @@ static const struct ft_option table[] = {
     {"bank", "BYTES", "memory to read from", "8 times the last-level caches", FT_OPTION_BYTES,
      FIELD(bank_bytes), 0, 0},
     {"rounds", "N", "rounds; the best counts", NULL, FT_OPTION_U32, FIELD(rounds), 1, 1000},
-    {"isa", "NAME", "only this instruction set", "all that this core has", FT_OPTION_STRING, FIELD(isa), 0,
-     0},
-    {"op", "NAME", "only this op", "all", FT_OPTION_STRING, FIELD(op), 0, 0},
-    {"format", "NAME", "only this format", "all", FT_OPTION_STRING, FIELD(format), 0, 0},
+    {"isa", "NAME", "only these instruction sets: names with commas", "all that this core has",
+     FT_OPTION_STRING, FIELD(isa), 0, 0},
+    {"op", "NAME", "only these ops", "all", FT_OPTION_STRING, FIELD(op), 0, 0},
+    {"format", "NAME", "only these formats", "all", FT_OPTION_STRING, FIELD(format), 0, 0},
+    {"rows", "N", "only 1 row and this many: 2, 4, 8, 16, 32, 64", "all", FT_OPTION_U32, FIELD(rows), 1, 64},
     {"reference", NULL, "measure the readable references too (slow)", NULL, FT_OPTION_FLAG, FIELD(reference),
      0, 0},
     {"json", NULL, "report as JSON", NULL, FT_OPTION_FLAG, FIELD(json), 0, 0},
@@ -127,9 +128,8 @@ static void print_pages(const struct ft_bench_pages_result *pages)
         pages->hugetlb ? "yes" : "none");
 }
 
-static void print_text(const struct report *report)
+static void print_roof(const struct ft_bench_roof *roof)
 {
-    const struct ft_bench_roof *roof = &report->roof;
     printf("read sweep");
     for (uint32_t i = 0; i < roof->point_count; i++)
         printf("  %u: %.2f", roof->point_threads[i], roof->point_gbs[i]);
@@ -140,15 +140,19 @@ static void print_text(const struct report *report)
         if (roof->peak_gflops[isa] > 0)
             printf("  %s: %.0f", ft_isa_name(isa), roof->peak_gflops[isa]);
     printf("  GFLOP/s\n");
-    print_pages(&report->pages);
-    printf("%-12s %-10s %-12s %5s %8s %8s %9s %7s %8s %10s\n", "op", "format", "isa", "rows", "GB/s",
+    printf("%-12s %-10s %-15s %5s %8s %8s %9s %7s %8s %10s\n", "op", "format", "isa", "rows", "GB/s",
            "ceiling", "GFLOP/s", "peak", "x 1 row", "max error");
-    for (uint32_t i = 0; i < report->count; i++) {
-        const struct ft_bench_kernels_result *r = &report->results[i];
-        printf("%-12s %-10s %-12s %5u %8.2f %7.0f%% %9.1f %6.0f%% %8.2f %10.1e\n", ft_bench_op_name(r->op),
-               ft_format_name(r->format), ft_isa_name(r->isa), r->rows, r->gbs, 100 * r->ceiling_fraction,
-               r->gflops, 100 * r->peak_fraction, r->times_one_row, r->max_error);
-    }
+    fflush(stdout);
+}
+
+/* Lines come as they are measured: who stops early has them. */
+static void print_result(void *context, const struct ft_bench_kernels_result *r)
+{
+    (void)context;
+    printf("%-12s %-10s %-15s %5u %8.2f %7.0f%% %9.1f %6.0f%% %8.2f %10.1e\n", ft_bench_op_name(r->op),
+           ft_format_name(r->format), ft_isa_name(r->isa), r->rows, r->gbs, 100 * r->ceiling_fraction,
+           r->gflops, 100 * r->peak_fraction, r->times_one_row, r->max_error);
+    fflush(stdout);
 }
 
 static void pin_worker(void *context, uint32_t worker)
@@ -161,6 +165,8 @@ static int measure_kernels(const struct ft_bench_kernels_options *bench, struct 
                            struct ft_error *err)
 {
     int status = ft_bench_kernels_roof(bench, &report->roof, err);
+    if (status == FT_OK && bench->tell)
+        print_roof(&report->roof);
     if (status == FT_OK)
         status =
             ft_bench_kernels_run(bench, &report->roof, report->results, RESULTS_MAX, &report->count, err);
@@ -201,6 +207,8 @@ static int measure(const struct options *options, struct report *report, struct 
                                              .isa = options->isa,
                                              .op = options->op,
                                              .format = options->format,
+                                             .rows = options->rows,
+                                             .tell = options->json ? NULL : print_result,
                                              .pin = pin_worker,
                                              .pin_context = &topology};
     int status = ft_topology_open(&topology, NULL, err);
@@ -244,8 +252,10 @@ int ft_command_bench_kernels(int argc, char **argv)
     struct report *report = calloc(1, sizeof *report);
     int status =
         report ? measure(&options, report, &err) : ft_error_set(&err, FT_MEMORY, "no memory for the results");
-    if (status == FT_OK && !options.step)
-        (options.json ? print_json : print_text)(report);
+    if (status == FT_OK && !options.step && options.json)
+        print_json(report);
+    else if (status == FT_OK && !options.step)
+        print_pages(&report->pages);
     free(report);
     return status == FT_OK ? ft_command_finish(FT_EXIT_OK) : ft_command_fail(&err);
 }

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tiles of matmul_body.h by the dot products of dot_body.h alone. */
+#ifndef FT_TILES_DOT_H
+#define FT_TILES_DOT_H
+
+#define TILE_ROWS ROWS /* most activation rows of a tile */
+
+struct tile_panel {
+    struct panel dot;
+};
+
+static void tile_panel_init(struct tile_panel *panel)
+{
+    panel->dot.rows = 0;
+}
+
+/* Activation rows of the next tile when `left` are. */
+static uint32_t tile_rows(const struct ft_matrix *w, uint32_t left)
+{
+    (void)w;
+    return panel_rows(left);
+}
+
+/* out[r][i] = W[o + i] . x[first + r] for i < count <= TILE, r < rows <= TILE_ROWS. */
+static void tile_dots(const struct ft_matrix *w, uint32_t o, uint32_t count, const struct ft_rows *x,
+                      uint32_t first, uint32_t rows, struct tile_panel *panel, float (*out)[TILE])
+{
+    panel_dots(w, o, count, x, first, rows, &panel->dot, out);
+}
+
+#endif

@@ -778,8 +778,6 @@ int ft_lane_cuda_start(struct ft_lane_cuda *lane, struct ft_step *step,
         status = fill_slots(lane, err);
     if (status == FT_OK)
         status = ft_cuda_choose_handshake(lane, err);
-    lane->c.exchange.copy_stream_has_kernels =
-        lane->handshake != FT_HANDSHAKE_MEMOP || options->link_bytes_per_s > 0 || !lane->banks_pinned;
     if (status == FT_OK)
         status = FT_CUDA_TRY(lane, cudaDeviceSynchronize(), err, "getting ready");
     return status == FT_OK ? ft_serial_start(&step->device, "ft-gpu", driver_main, lane, err) : status;

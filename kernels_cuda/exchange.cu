@@ -172,8 +172,6 @@ static __global__ void wait_fetched_row_kernel(struct wait_args a)
 {
     const struct ft_cuda_exchange *x = &a.exchange;
     uint32_t lane = threadIdx.x, answered = 0, epoch = *a.epoch;
-    if (!x->copy_stream_has_kernels)
-        ft_begin_next();
     if (stamp_beside(a.begin_stamp))
         return;
     if (has_pair_on_cpu(x->on_cpu, a.group.pairs)) {
@@ -187,8 +185,8 @@ static __global__ void wait_fetched_row_kernel(struct wait_args a)
         x->fetched_list.pair_begin[0] = 0;
     }
     ft_wait_previous();
-    if (x->copy_stream_has_kernels)
-        ft_begin_next(); /* not before: blocks beside this one would keep them waiting */
+    ft_begin_next(); /* not before: blocks beside this one would keep the kernels of the copy stream waiting
+                      */
     if (lane == 0 && a.end_stamp)
         *a.end_stamp = ft_global_timer();
 }

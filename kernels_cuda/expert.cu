@@ -129,14 +129,12 @@ static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS(way))
     uint32_t share = up_share(units), unit_begin = min(warp * share, units);
     uint32_t unit_end = min(unit_begin + share, units);
     const char *blob;
-    uint32_t *mine = pieces + warp * rows_at_once * share_words<kind>();
-    if (way == WAY_ALONE && a.staged_early)
-        copy_share<share_words<kind>()>(mine, a.staged + unit_begin * unit_words);
     ft_wait_previous();
     ft_begin_next();
     if (a.stamp && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
         *a.stamp = ft_global_timer();
-    if (way == WAY_ALONE && !a.staged_early)
+    uint32_t *mine = pieces + warp * rows_at_once * share_words<kind>();
+    if (way == WAY_ALONE)
         copy_share<share_words<kind>()>(mine, a.staged + unit_begin * unit_words);
     if (!find_group(&a, blockIdx.y, &begin, &end, &blob)) {
         ft_copy_async_wait<0>();
@@ -473,7 +471,6 @@ extern "C" int ft_cuda_experts(const struct ft_cuda *c, uint32_t layer, const st
     a.y = c->base + c->space.expert_y;
     a.stamp = stamp;
     a.one_row = c->step.rows == 1;
-    a.staged_early = list->blob == c->exchange.fetched_list.blob;
     with_shared = with_shared && m->shared_width;
     if (with_shared && decode)
         s = shared_args_of(c, layer);

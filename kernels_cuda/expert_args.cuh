@@ -6,11 +6,9 @@
  * and those that write what a kernel further down needs say ft_begin_next only behind their ft_wait_previous.
  * So a kernel that has begun knows, even before its own ft_wait_previous, that what stands in front of its
  * predecessor is complete: down sees the list and shared_h (route's, or wait_fetched's list, in front of up);
- * wait_fetched sees on_cpu (route's), and so does wait_computed; combine sees what route and the kernels
- * before it wrote. Blocks that wait beside a kernel that waits for the host would keep kernels of the copy
- * stream from the multiprocessors: where there are any, wait_fetched says ft_begin_next behind its wait.
- * combine, whose blocks are few, begins beside wait_computed, and lets the next layer begin behind its own
- * ft_wait_previous.
+ * wait_fetched sees on_cpu (route's); combine sees everything but the results of down. A kernel that waits
+ * for the host says ft_begin_next behind that wait: blocks that wait beside it would keep the copy stream's
+ * kernels from the multiprocessors.
  */
 #ifndef FT_KERNELS_CUDA_EXPERT_ARGS_CUH
 #define FT_KERNELS_CUDA_EXPERT_ARGS_CUH
@@ -26,8 +24,7 @@ struct ft_expert_args {
     float *h;               /* [pairs, width] in the order of the list */
     float *y;               /* [rows * k, hidden] at pair_out */
     uint64_t *stamp;
-    bool one_row;      /* the step has one row: group i is pair i of row 0 */
-    bool staged_early; /* staged was there before the kernel in front began: not where that one is route */
+    bool one_row; /* the step has one row: group i is pair i of row 0 */
 };
 
 /* expert_gemm.cu: batches whose groups have more rows than a decode step. pairs_bound: limit of all pairs. */

@@ -134,7 +134,6 @@ struct ft_cuda_exchange {
     uint32_t *on_cpu;   /* device [rows_max * k]: 1 = the pair's result comes from host_y */
     uint32_t *counters; /* device [64]: "last block" counters of kernels; zero before and after each launch */
     struct ft_cuda_list resident, fetched_list;
-    bool copy_stream_has_kernels; /* else blocks may wait beside the kernel that waits for copies */
 };
 
 struct ft_cuda {

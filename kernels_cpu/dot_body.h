@@ -420,23 +420,25 @@ typedef void dot_function(const struct ft_matrix *w, uint32_t o, uint32_t count,
         for (; i < count; i++)                                                                               \
             dot_rows(kind, 1, rows, w, o + i, panel, range, acc + i);                                        \
     }
+/* Formats that are seldom of experts do without the largest number of rows. */
 #define DOTS(name, kind)                                                                                     \
-    DOT(name##_1, kind, 1)                                                                                   \
-    DOT(name##_2, kind, 2) DOT(name##_3, kind, 3) DOT(name##_4, kind, 4) DOT(name##_most, kind, ROWS)
+    DOT(name##_1, kind, 1) DOT(name##_2, kind, 2) DOT(name##_3, kind, 3) DOT(name##_4, kind, 4)
 DOTS(dot_f32, KIND_F32)
 DOTS(dot_bf16, KIND_BF16)
-DOTS(dot_fp8, KIND_FP8)
-DOTS(dot_fp8_odd, KIND_FP8_ODD)
-DOTS(dot_nvfp4, KIND_NVFP4)
-DOTS(dot_mxfp4, KIND_MXFP4)
-#define DOT_ROW(name)                                                                                        \
+DOT(dot_bf16_most, KIND_BF16, ROWS) DOTS(dot_fp8, KIND_FP8) DOT(dot_fp8_most, KIND_FP8, ROWS)
+    DOTS(dot_fp8_odd, KIND_FP8_ODD) DOTS(dot_nvfp4, KIND_NVFP4) DOT(dot_nvfp4_most, KIND_NVFP4, ROWS)
+        DOTS(dot_mxfp4, KIND_MXFP4) DOT(dot_mxfp4_most, KIND_MXFP4, ROWS)
+#define DOT_ROW(name, most)                                                                                  \
     {                                                                                                        \
-        name##_1, name##_2, name##_3, name##_4, name##_most                                                  \
+        name##_1, name##_2, name##_3, name##_4, most                                                         \
     }
-static dot_function *const dots[KIND_COUNT][5] = {
-    [KIND_F32] = DOT_ROW(dot_f32),     [KIND_BF16] = DOT_ROW(dot_bf16),
-    [KIND_FP8] = DOT_ROW(dot_fp8),     [KIND_FP8_ODD] = DOT_ROW(dot_fp8_odd),
-    [KIND_NVFP4] = DOT_ROW(dot_nvfp4), [KIND_MXFP4] = DOT_ROW(dot_mxfp4)};
+            static dot_function *const dots[KIND_COUNT][5] = {
+                [KIND_F32] = DOT_ROW(dot_f32, NULL),
+                [KIND_BF16] = DOT_ROW(dot_bf16, dot_bf16_most),
+                [KIND_FP8] = DOT_ROW(dot_fp8, dot_fp8_most),
+                [KIND_FP8_ODD] = DOT_ROW(dot_fp8_odd, NULL),
+                [KIND_NVFP4] = DOT_ROW(dot_nvfp4, dot_nvfp4_most),
+                [KIND_MXFP4] = DOT_ROW(dot_mxfp4, dot_mxfp4_most)};
 
 /* Chunks of floats into the panel. */
 static void pack_floats(enum kind kind, const float *x, uint32_t count, float *out)
@@ -520,9 +522,9 @@ static void panel_fill(struct panel *panel, enum kind kind, const struct ft_rows
 }
 
 /* Activation rows of the next call when `left` are: those that there is a function for. */
-static uint32_t panel_rows(uint32_t left)
+static uint32_t panel_rows(const struct ft_matrix *w, uint32_t left)
 {
-    return left >= ROWS ? ROWS : FT_MIN(left, 4u);
+    return left >= ROWS && dots[kind_of(w)][4] ? ROWS : FT_MIN(left, 4u);
 }
 
 /* Output rows per tile: their weights stay in the second cache while batches of activation rows pass by. */

@@ -56,7 +56,7 @@ static bool amx_takes(enum kind kind)
 /* Activation rows of the next tile when `left` are. */
 static uint32_t tile_rows(const struct ft_matrix *w, uint32_t left)
 {
-    return amx_takes(kind_of(w)) ? FT_MIN(left, TILE_ROWS) : panel_rows(left);
+    return amx_takes(kind_of(w)) ? FT_MIN(left, TILE_ROWS) : panel_rows(w, left);
 }
 
 /* ---- activations ---- */

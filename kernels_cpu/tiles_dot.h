@@ -17,8 +17,7 @@ static void tile_panel_init(struct tile_panel *panel)
 /* Activation rows of the next tile when `left` are. */
 static uint32_t tile_rows(const struct ft_matrix *w, uint32_t left)
 {
-    (void)w;
-    return panel_rows(left);
+    return panel_rows(w, left);
 }
 
 /* out[r][i] = W[o + i] . x[first + r] for i < count <= TILE, r < rows <= TILE_ROWS. */

@@ -146,12 +146,12 @@ INLINE struct cursor cursor_at(enum kind kind, const struct ft_matrix *w, uint32
  */
 #define AHEAD 8192
 #define SCALES_AHEAD 1024
-/* What is read once (by a single row of activations) need not push anything out of the outer caches: 2 to 4%
- * on two cores. */
+/* What is read once (by a single row of activations) need not push anything out of the outer caches, where
+ * that helps (ft_read_once_hint). */
 INLINE void prefetch(const uint8_t *data, uint32_t bytes, bool once)
 {
     for (uint32_t i = 0; i < bytes; i += 64) {
-        if (once)
+        if (once && ft_read_once_hint)
             __builtin_prefetch(data + i, 0, 0);
         else
             __builtin_prefetch(data + i);
@@ -425,20 +425,20 @@ typedef void dot_function(const struct ft_matrix *w, uint32_t o, uint32_t count,
     DOT(name##_1, kind, 1) DOT(name##_2, kind, 2) DOT(name##_3, kind, 3) DOT(name##_4, kind, 4)
 DOTS(dot_f32, KIND_F32)
 DOTS(dot_bf16, KIND_BF16)
-DOT(dot_bf16_most, KIND_BF16, ROWS) DOTS(dot_fp8, KIND_FP8) DOT(dot_fp8_most, KIND_FP8, ROWS)
-    DOTS(dot_fp8_odd, KIND_FP8_ODD) DOTS(dot_nvfp4, KIND_NVFP4) DOT(dot_nvfp4_most, KIND_NVFP4, ROWS)
-        DOTS(dot_mxfp4, KIND_MXFP4) DOT(dot_mxfp4_most, KIND_MXFP4, ROWS)
+DOT(dot_bf16_most, KIND_BF16, ROWS)
+DOTS(dot_fp8, KIND_FP8) DOT(dot_fp8_most, KIND_FP8, ROWS) DOTS(dot_fp8_odd, KIND_FP8_ODD)
+    DOTS(dot_nvfp4, KIND_NVFP4) DOT(dot_nvfp4_most, KIND_NVFP4,
+                                    ROWS) DOTS(dot_mxfp4, KIND_MXFP4) DOT(dot_mxfp4_most, KIND_MXFP4, ROWS)
 #define DOT_ROW(name, most)                                                                                  \
     {                                                                                                        \
         name##_1, name##_2, name##_3, name##_4, most                                                         \
     }
-            static dot_function *const dots[KIND_COUNT][5] = {
-                [KIND_F32] = DOT_ROW(dot_f32, NULL),
-                [KIND_BF16] = DOT_ROW(dot_bf16, dot_bf16_most),
-                [KIND_FP8] = DOT_ROW(dot_fp8, dot_fp8_most),
-                [KIND_FP8_ODD] = DOT_ROW(dot_fp8_odd, NULL),
-                [KIND_NVFP4] = DOT_ROW(dot_nvfp4, dot_nvfp4_most),
-                [KIND_MXFP4] = DOT_ROW(dot_mxfp4, dot_mxfp4_most)};
+        static dot_function *const dots[KIND_COUNT][5] = {[KIND_F32] = DOT_ROW(dot_f32, NULL),
+                                                          [KIND_BF16] = DOT_ROW(dot_bf16, dot_bf16_most),
+                                                          [KIND_FP8] = DOT_ROW(dot_fp8, dot_fp8_most),
+                                                          [KIND_FP8_ODD] = DOT_ROW(dot_fp8_odd, NULL),
+                                                          [KIND_NVFP4] = DOT_ROW(dot_nvfp4, dot_nvfp4_most),
+                                                          [KIND_MXFP4] = DOT_ROW(dot_mxfp4, dot_mxfp4_most)};
 
 /* Chunks of floats into the panel. */
 static void pack_floats(enum kind kind, const float *x, uint32_t count, float *out)

@@ -7,6 +7,9 @@
 
 #include "kernels_cpu/kernels_cpu.h"
 
+/* Set by ft_kernels_init, the same for the whole process: weights that one row reads are asked for past the
+ * outer caches. */
+extern bool ft_read_once_hint;
 extern const float ft_e4m3_values[256];
 extern const float ft_e2m1_values[16];
 

@@ -35,7 +35,8 @@ struct options {
     uint32_t chunk, format, dense, strategy, device, slots, batch, context, steps, warmup, workers, io;
     double cache_rate, link_gbs, share, ceiling_seconds, device_gbs;
     uint64_t seed, ple_bytes;
-    bool device_given, compare, prefill, json, pin, no_prefetch;
+    bool device_given, compare, prefill, json, pin;
+    uint32_t prefetch; /* enum ft_prefetch_wish */
 };
 
 static const enum ft_format formats[] = {FT_FORMAT_NVFP4, FT_FORMAT_MXFP4, FT_FORMAT_FP8_BLOCK,
@@ -94,8 +95,8 @@ static const struct ft_option table[] = {
     {"isa", "NAME", "kernels: ref, avx2, avx512", "the best of this core", FT_OPTION_STRING, FIELD(isa), 0,
      0},
     {"no-pin", NULL, "do not pin workers to cores", NULL, FT_OPTION_CLEAR, FIELD(pin), 0, 0},
-    {"no-prefetch", NULL, "auto: copy no experts ahead while the link idles", NULL, FT_OPTION_FLAG,
-     FIELD(no_prefetch), 0, 0},
+    {"prefetch", "auto|on|off", "strategy auto: copy experts ahead while the link idles; auto: not on a GPU",
+     NULL, FT_OPTION_CHOICE, FIELD(prefetch), 0, 0},
     {"trace", "FILE", "write a trace of a single strategy", NULL, FT_OPTION_STRING, FIELD(trace), 0, 0},
     {"json", NULL, "report as JSON", NULL, FT_OPTION_FLAG, FIELD(json), 0, 0},
 };
@@ -169,7 +170,7 @@ static void make_open_options(const struct bench *bench, enum ft_strategy strate
     open->isa = o->isa;
     open->link_gbs = o->link_gbs;
     open->pin = o->pin;
-    open->no_prefetch = o->no_prefetch;
+    open->prefetch = o->prefetch;
     open->quiet = true;
 }
 

@@ -25,6 +25,8 @@
 #include "tools/options.h"
 #include "tools/trace_file.h"
 
+enum ft_prefetch_wish { FT_PREFETCH_AUTO, FT_PREFETCH_ON, FT_PREFETCH_OFF };
+
 struct ft_open_options {
     const char *model; /* directory; NULL = the demo model */
     struct ft_plan_options plan;
@@ -41,7 +43,8 @@ struct ft_open_options {
     const char *replay, *trace, *isa;
     bool assume_gpu; /* plans only: --device cuda with --vram on a machine without a GPU supposes one */
     double link_gbs, link_delay_us;
-    bool pin, quiet, no_prefetch;
+    bool pin, quiet;
+    uint32_t prefetch; /* enum ft_prefetch_wish */
 };
 
 #define FT_OPEN_OPTION_COUNT 29u

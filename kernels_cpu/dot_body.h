@@ -373,10 +373,11 @@ INLINE void dot_rows(enum kind kind, int outs, int rows, const struct ft_matrix 
             prefetch(cursor[j].scale + SCALES_AHEAD, left / (kind == KIND_NVFP4 ? 16 : 32), rows == 1);
         UNROLL for (int r = 0; r < rows; r++) sum[j][r] = range.begin ? acc[j][r] : vf_zero();
     }
-    /* Whole rows lie one after the other; of parts, each is asked for by itself. */
+    /* Whole rows lie one after the other. Parts of rows are taken from all rows of a group before the next
+     * parts: the next group is asked for instead. */
     bool together = left == w->in;
-    const uint8_t *ahead = cursor[0].data + AHEAD;
-    size_t apart = together ? bytes : (size_t)(cursor[outs - 1].data - cursor[0].data);
+    size_t row = (size_t)w->in * bytes / columns, apart = together ? bytes : row;
+    const uint8_t *ahead = cursor[0].data + (together ? AHEAD : GROUP * row);
     size_t step = together ? (size_t)outs * bytes : bytes;
     for (; left >= columns; left -= columns, x += chunk_stride(kind)) {
         if (kind != KIND_FP8_ODD) {

@@ -421,25 +421,28 @@ typedef void dot_function(const struct ft_matrix *w, uint32_t o, uint32_t count,
         for (; i < count; i++)                                                                               \
             dot_rows(kind, 1, rows, w, o + i, panel, range, acc + i);                                        \
     }
-/* Formats that are seldom of experts do without the largest number of rows. */
 #define DOTS(name, kind)                                                                                     \
     DOT(name##_1, kind, 1) DOT(name##_2, kind, 2) DOT(name##_3, kind, 3) DOT(name##_4, kind, 4)
+/* Formats that experts seldom have do without the largest number of rows. */
+#define DOTS_MOST(name, kind) DOTS(name, kind) DOT(name##_most, kind, ROWS)
 DOTS(dot_f32, KIND_F32)
-DOTS(dot_bf16, KIND_BF16)
-DOT(dot_bf16_most, KIND_BF16, ROWS)
-DOTS(dot_fp8, KIND_FP8) DOT(dot_fp8_most, KIND_FP8, ROWS) DOTS(dot_fp8_odd, KIND_FP8_ODD)
-    DOTS(dot_nvfp4, KIND_NVFP4) DOT(dot_nvfp4_most, KIND_NVFP4,
-                                    ROWS) DOTS(dot_mxfp4, KIND_MXFP4) DOT(dot_mxfp4_most, KIND_MXFP4, ROWS)
+DOTS_MOST(dot_bf16, KIND_BF16)
+DOTS_MOST(dot_fp8, KIND_FP8)
+DOTS(dot_fp8_odd, KIND_FP8_ODD)
+DOTS_MOST(dot_nvfp4, KIND_NVFP4)
+DOTS_MOST(dot_mxfp4, KIND_MXFP4)
 #define DOT_ROW(name, most)                                                                                  \
     {                                                                                                        \
         name##_1, name##_2, name##_3, name##_4, most                                                         \
     }
-        static dot_function *const dots[KIND_COUNT][5] = {[KIND_F32] = DOT_ROW(dot_f32, NULL),
-                                                          [KIND_BF16] = DOT_ROW(dot_bf16, dot_bf16_most),
-                                                          [KIND_FP8] = DOT_ROW(dot_fp8, dot_fp8_most),
-                                                          [KIND_FP8_ODD] = DOT_ROW(dot_fp8_odd, NULL),
-                                                          [KIND_NVFP4] = DOT_ROW(dot_nvfp4, dot_nvfp4_most),
-                                                          [KIND_MXFP4] = DOT_ROW(dot_mxfp4, dot_mxfp4_most)};
+static dot_function *const dots[KIND_COUNT][5] = {
+    [KIND_F32] = DOT_ROW(dot_f32, NULL),
+    [KIND_BF16] = DOT_ROW(dot_bf16, dot_bf16_most),
+    [KIND_FP8] = DOT_ROW(dot_fp8, dot_fp8_most),
+    [KIND_FP8_ODD] = DOT_ROW(dot_fp8_odd, NULL),
+    [KIND_NVFP4] = DOT_ROW(dot_nvfp4, dot_nvfp4_most),
+    [KIND_MXFP4] = DOT_ROW(dot_mxfp4, dot_mxfp4_most),
+};
 
 /* Chunks of floats into the panel. */
 static void pack_floats(enum kind kind, const float *x, uint32_t count, float *out)

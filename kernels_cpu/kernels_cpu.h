@@ -16,7 +16,8 @@
 #include "graph/matrix.h"
 #include "graph/model.h"
 
-/* In ascending order of preference; those that round activations to int8 are used only when named. */
+/* In ascending order of preference; those that round activations to int8, and AMX (slower with a single row of packed
+ * weights, faster with many), are used only when named. */
 enum ft_isa {
     FT_ISA_REF,
     FT_ISA_AVX2,

@@ -64,8 +64,8 @@ static inline bool ft_can_launch_next(void)
  * shared memory. The split changes only while a multiprocessor is idle, which it never is when kernels overlap: behind a
  * kernel that was content with little, one block stood where two should, and reads took 1.5 times as long. And not all of
  * it: loads on their way take room in what is left for L1. Measured on an H200, weights of 84 MB (floor 18.7 us) and the
- * head's 1.27 GB (283 us): at 30 and 44% 21.4 and 290 us, 58% 22.5 and 289, 86% 24.1 and 357, 100% 24.5 and 364. Batches
- * of 4 and 8 want 58 and 72%: their activations need the room.
+ * head's 1.27 GB (283 us): at 30 and 44% 21.4 and 290 us, 58% 22.5 and 289, 72% 22.1 and 289, 86% 24.1 and 357, 100% 24.5
+ * and 364. Batches of 4 and 8 are fastest at 58 and 72%: their activations need the room.
  */
 #define FT_SHARED_SPLIT 72u
 template <class... P, class... A>

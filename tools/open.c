@@ -74,8 +74,9 @@ const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
     {"link-delay-us", "X", "host device: random delay per fetch, at most", "0", FT_OPTION_F64,
      FIELD(link_delay_us), 0, 1e6},
     {"isa", "NAME",
-     "kernels: ref, avx2, avx2vnni, avx512, avx512vnni; less exact: avx2vnni-int8, avx512vnni-int8 (also "
-     "$FT_ISA)",
+     "kernels: ref, avx2, avx2vnni, avx512, avx512vnni, avx512amx (for many rows); less exact: "
+     "avx2vnni-int8, "
+     "avx512vnni-int8 (also $FT_ISA)",
      "the best of this core", FT_OPTION_STRING, FIELD(isa), 0, 0},
     {"prefetch", "auto|on|off", "strategy auto: copy experts ahead while the link idles; auto: not on a GPU",
      NULL, FT_OPTION_CHOICE, FIELD(prefetch), 0, 0},

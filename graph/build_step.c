@@ -297,8 +297,7 @@ static void list_lane(const struct ft_graph *graph, enum ft_lane lane, uint32_t 
 uint32_t ft_graph_reserved_count(const struct ft_model *model, uint32_t rows, uint32_t tiles_max)
 {
     uint64_t active = FT_MIN((uint64_t)rows * model->topk, model->expert_count);
-    /* per expert at most: up and down tiles (together at most 2 (2 tiles_max + active)), a join, a fetch, a
-     * group */
+    /* per expert at most: up and down tiles (together at most 2 (2 tiles_max + active)), a join, a fetch, a group */
     return (uint32_t)(2 * (2ull * tiles_max + active) + 3 * active + 2);
 }
 

@@ -8,10 +8,9 @@
  * ft_dynamic in jobs/step.h describes them).
  *
  *   embed -> [mix_down.. -> mix_up..] -> project.. -> delta.. | prepare -> select.. -> attn.. -> out..
- *         -> [mix] -> router_logits.. -> router -> { reserved: fetch -> expert_device ; expert_up.. -> expert_down.. } ->
- * combine..
- *                           `-> shared_up.. -> shared_down.. ------------------------------------^   ... ->
- * end
+ *         -> [mix] -> router_logits.. -> router -> { reserved: fetch -> expert_device ;
+ *                  |                                           expert_up.. -> expert_down.. } -> combine.. ... -> end
+ *                  `-> shared_up.. -> shared_down.. ------------------------------------------^
  *
  * Between two stages with several tiles stands a join (lane inline): the last tile to finish releases all
  * tiles of the next stage, so edges stay tiles + tiles instead of tiles x tiles.
@@ -63,8 +62,7 @@ struct ft_graph {
                                  groups */
     uint32_t *reserved_begin; /* first id of the reserved range, FT_NONE in a dense layer */
     uint32_t end_job;
-    /* jobs of the serial lanes in graph order: what the device and io lanes walk. [device_count], [io_count]
-     */
+    /* jobs of the serial lanes in graph order: what the device and io lanes walk. [device_count], [io_count] */
     uint32_t *device_jobs, device_count;
     uint32_t *io_jobs, io_count;
 };

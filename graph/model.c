@@ -14,8 +14,7 @@
 #define NGRAM_BASE_MAX (1ull << 40)
 #define NGRAM_MULTIPLE_MAX (1ull << 32)
 
-/* Offsets inside state blocks and pages are rounded to a cache line of f32, so that kernels may load aligned.
- */
+/* Offsets inside state blocks and pages are rounded to a cache line of f32, so that kernels may load aligned. */
 #define LINE_ELEMENTS 16u
 
 static const char *const family_names[FT_FAMILY_COUNT] = {"qwen3_moe", "qwen3_5_moe", "qwen4_exp", "gpt_oss"};
@@ -221,8 +220,7 @@ static uint64_t power_mod(uint64_t base, uint64_t exponent, uint64_t n)
     return result;
 }
 
-/* Miller-Rabin with the first twelve primes as bases, which decides every n below 2^64 (Sorenson and Webster
- * 2015). */
+/* Miller-Rabin with the first twelve primes as bases, which decides every n below 2^64 (Sorenson and Webster 2015). */
 static bool is_prime(uint64_t n)
 {
     static const uint8_t bases[] = {2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37};

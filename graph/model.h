@@ -145,7 +145,7 @@ void ft_state_layout_init(struct ft_state_layout *layout, const struct ft_model 
  * One page of the paged KV cache holds page_tokens tokens of one sequence for every attention layer that keeps KV,
  * in f32 elements:
  *   per such layer: K [kv_head_count, page_tokens, head_dim], V the same, and for sparse layers the finished
- *   (averaged, normed, rotated) indexer keys [page_tokens / indexer_ratio, indexer_dim].
+ *                   (averaged, normed, rotated) indexer keys [page_tokens / indexer_ratio, indexer_dim]
  * page_tokens is a multiple of indexer_ratio, so a page boundary is always a block boundary.
  */
 struct ft_kv_layout {

@@ -151,8 +151,7 @@ uint64_t ft_trace_encode_step(const struct ft_trace_step *step, void *buffer, ui
 
 /* ---- decoding ---- */
 
-/* Finds the next frame, checks its length and checksum. *kind = 0 at the end of the file. The reader does not
- * move. */
+/* Finds the next frame, checks its length and checksum. *kind = 0 at the end of the file. The reader does not move. */
 static int peek_frame(const struct ft_trace_reader *reader, uint32_t *kind, const uint8_t **payload,
                       uint32_t *bytes, struct ft_error *err)
 {

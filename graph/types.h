@@ -35,8 +35,7 @@ enum ft_dtype {
     FT_DTYPE_COUNT
 };
 
-/* How a weight matrix is held in memory. Sources of the layouts: the published checkpoints (README,
- * glossary). */
+/* How a weight matrix is held in memory. Sources of the layouts: the published checkpoints (README, glossary). */
 enum ft_format {
     FT_FORMAT_F32,
     FT_FORMAT_BF16,

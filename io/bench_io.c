@@ -193,8 +193,7 @@ static int write_rows(int fd, const struct ft_bench_ple_options *options, uint64
     return FT_OK;
 }
 
-/* A file of the right length whose first and last row are ours is taken as it is; every row read is checked
- * anyway. */
+/* A file of the right length whose first and last row are ours is taken as it is; every row read is checked anyway. */
 static bool table_is_there(const struct ft_bench_ple_options *options, uint64_t row_count, unsigned char *row)
 {
     int fd = open(options->path, O_RDONLY | O_CLOEXEC);

@@ -2,15 +2,14 @@
 /*
  * The bind half of loading: from a checkpoint's headers to a list of parts and the place of every weight.
  *
- *   ft_bind_open     checks that every needed tensor is there with the right shape and dtype, decides the
- * format of every matrix from its own tensors, lays out the arena, lists the parts. Reads no tensor data.
+ *   ft_bind_open     checks that every needed tensor is there with the right shape and dtype, decides the format of
+ *                    every matrix from its own tensors, lays out the arena, lists the parts. Reads no tensor data.
  *   ft_bind_place    writes struct ft_weights and its layers into the arena, pointing into the arena
  *   ft_bind_apply    puts bytes that were read where they belong, converting and checking them
  *
  * Arena (offsets from its page-aligned base):
  *
- *   | struct ft_weights | layers [layer_count] | dense: matrices and f32 vectors, 64-byte aligned | bank of
- * layer 0 | ...
+ * | struct ft_weights | layers [layer_count] | dense: matrices and f32 vectors, 64-byte aligned | bank of layer 0 | ...
  *
  * Banks are page aligned. Gaps between parts stay as they were mapped (zero). Order: place first, then apply
  * (a part may fill the `global` field of a matrix inside the placed structs), then copy struct ft_weights
@@ -70,8 +69,7 @@ struct ft_load_part {
 
 struct ft_bind;
 
-/* FT_FORMAT naming tensor, file, found and wanted; FT_UNSUPPORTED for mixed formats; nothing is left on
- * failure. */
+/* FT_FORMAT naming tensor, file, found and wanted; FT_UNSUPPORTED for mixed formats; nothing is left on failure. */
 int ft_bind_open(struct ft_bind **out, const struct ft_checkpoint *checkpoint, uint32_t fp8_uses,
                  struct ft_error *err);
 void ft_bind_close(struct ft_bind *bind);

@@ -155,8 +155,7 @@ void ft_bind_convert(enum ft_load_convert kind, const char *source, uint64_t byt
     }
 }
 
-/* Rows 0, 2, 4 ... go to one place, rows 1, 3, 5 ... to the other; `grow` is destination bytes per source
- * byte. */
+/* Rows 0, 2, 4 ... go to one place, rows 1, 3, 5 ... to the other; `grow` is destination bytes per source byte. */
 static void deal_rows(const struct ft_load_part *part, const char *source, uint64_t from, uint64_t bytes,
                       uint64_t grow, char *base)
 {

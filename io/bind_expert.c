@@ -3,9 +3,9 @@
  * Banks of experts, from the three ways in which checkpoints store them:
  *
  *   one by one   experts.<e>.{gate,up,down}_proj in any format of a projection
- *   fused        experts.gate_up_proj [E, 2I, H] (gate rows, then up rows), experts.down_proj [E, H, I]:
- * float, or e4m3 with experts.{gate_up,down}_proj_scale_inv [E, blocks, blocks] mxfp4
- * experts.{gate_up,down}_proj_{blocks,scales,bias}; gate and up rows interleaved (even rows gate)
+ *   fused        experts.gate_up_proj [E, 2I, H] (gate rows, then up rows), experts.down_proj [E, H, I]: float,
+ *                or e4m3 with experts.{gate_up,down}_proj_scale_inv [E, blocks, blocks]
+ *   mxfp4        experts.{gate_up,down}_proj_{blocks,scales,bias}; gate and up rows interleaved (even rows gate)
  *
  * A layer has one format; layers may differ. Blocks of 16 or 32 inputs must divide the rows; the blocks of
  * fp8_block may be partial at the edges. A scale that is NaN or Inf is a damaged checkpoint and refused while

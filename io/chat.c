@@ -47,8 +47,7 @@ static int read_json(const char *directory, const char *name, json_t **root, str
 
 /* ---- which family ---- */
 
-/* Markers of other families. They are looked for first: some of these use <|im_start|> or <|im_end|> as well.
- */
+/* Markers of other families. They are looked for first: some of these use <|im_start|> or <|im_end|> as well. */
 static const struct {
     const char *marker, *family;
 } other_families[] = {

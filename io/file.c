@@ -168,8 +168,7 @@ static bool write_full(int fd, const char *data, uint64_t bytes)
     return true;
 }
 
-/* The new name is durable only once its directory is; a filesystem that cannot sync directories is not an
- * error. */
+/* The new name is durable only once its directory is; a filesystem that cannot sync directories is not an error. */
 static void sync_directory_of(const char *path)
 {
     char *copy = strdup(path);

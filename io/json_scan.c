@@ -151,8 +151,7 @@ static uint64_t plain_bytes(const struct ft_json_scan *s, uint64_t at)
     for (; s->bytes - at >= 8; at += 8) {
         memcpy(&word, s->text + at, 8);
         uint64_t quote = word ^ ones * '"', slash = word ^ ones * '\\';
-        /* The high bit of a byte is set where subtracting borrowed: where quote or slash is 0, or word <
-         * 0x20. */
+        /* The high bit of a byte is set where subtracting borrowed: where quote or slash is 0, or word < 0x20. */
         if ((((quote - ones) | (slash - ones) | (word - ones * 0x20)) & ~word & highs) | (word & highs))
             break;
     }

@@ -3,8 +3,8 @@
  * The read half of loading.
  *
  *   parts (sorted by file and offset) -> chunks: aligned ranges of at most one slot, small gaps read along
- *     loading thread: free slots -> reads in flight -> ready slots          helpers: ready slots ->
- * ft_bind_apply -> free
+ *     loading thread: free slots -> reads in flight -> ready slots
+ *     helpers:        ready slots -> ft_bind_apply -> free
  *
  * The loading thread owns the reader and does nothing else while there are helpers, so the disk never waits
  * for a conversion or for the page faults of new memory. Slots outnumber what a disk needs in flight for that

@@ -6,8 +6,8 @@
  *         every needed tensor is there with the right shape and dtype, and warns about none that is not needed
  *   read  the parts, in parallel, by io_uring with O_DIRECT through a registered bounce pool (or the pread pool)
  *
- * Memory: one "dense" block (matrices in their own bits or quantised, vectors as f32) and one bank of experts per layer, inside one
- * arena owned by struct ft_loaded. PLE tables stay on disk (io/rows.h).
+ * Memory: one "dense" block (matrices in their own bits or quantised, vectors as f32) and one bank of experts per
+ * layer, inside one arena owned by struct ft_loaded. PLE tables stay on disk (io/rows.h).
  */
 #ifndef FT_IO_LOAD_H
 #define FT_IO_LOAD_H

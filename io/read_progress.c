@@ -28,8 +28,7 @@ bool ft_read_progress_step(struct ft_read_progress *progress, int64_t outcome, i
         return true;
     if (progress->read.offset + progress->done >= progress->file_bytes)
         return true;
-    /* read.offset is aligned when direct, so a multiple of the block relative to it keeps offset and memory
-     * aligned */
+    /* read.offset is aligned when direct, so a multiple of the block relative to it keeps offset and memory aligned */
     progress->from = progress->direct ? progress->done / FT_READ_BLOCK * FT_READ_BLOCK : progress->done;
     progress->retries = 0;
     return false;

@@ -12,8 +12,7 @@
 #include "io/uring.h"
 
 #define FT_READ_BLOCK 4096u      /* restart boundary of direct reads: a multiple of every block size met */
-#define FT_READ_RETRIES_MAX 100u /* attempts without progress (EINTR, EAGAIN) before the errno is reported   \
-                                  */
+#define FT_READ_RETRIES_MAX 100u /* attempts without progress (EINTR, EAGAIN) before the errno is reported */
 
 struct ft_read_progress {
     struct ft_read read;

@@ -11,9 +11,7 @@
 
 #include <stdlib.h>
 
-#define MATCH_STEPS_MIN                                                                                      \
-    10000000u                     /* PCRE2's own default; longer texts get more: backing out of a long run   \
-                                   */
+#define MATCH_STEPS_MIN 10000000u /* PCRE2's own default; longer texts get more: backing out of a long run */
 #define HEAP_KIB_MAX (256u << 10) /* of the interpreter */
 #define JIT_STACK_BYTES_MAX ((size_t)8 << 20)
 

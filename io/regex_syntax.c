@@ -4,8 +4,9 @@
  * PCRE2. What does not is rewritten here:
  *
  *   \s \S   Unicode's White_Space (PCRE2 adds U+180E)
- *   \w \W   letters, letter numbers, marks, decimal digits, connectors (PCRE2 leaves marks and connectors
- * out) \v      vertical tab (PCRE2: any vertical space)        \uHHHH   a code point
+ *   \w \W   letters, letter numbers, marks, decimal digits, connectors (PCRE2 leaves marks and connectors out)
+ *   \v      vertical tab (PCRE2: any vertical space)
+ *   \uHHHH  a code point
  *
  * or refused by name, so that a pattern never silently cuts text differently: set operations and nested
  * classes, {n,m}+ (greedy twice in Ruby, possessive in PCRE2), options in mid-pattern, (?m), back references,

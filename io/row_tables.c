@@ -89,8 +89,7 @@ static int read_tensor(const struct ft_checkpoint *checkpoint, const struct ft_t
     return status;
 }
 
-/* A stored constant must be what the config derives: else the hashes would read other rows than in training.
- */
+/* A stored constant must be what the config derives: else the hashes would read other rows than in training. */
 static int check_constants(const struct ft_checkpoint *checkpoint, uint32_t layer, const char *what,
                            const uint64_t *wanted, uint32_t count, struct ft_error *err)
 {

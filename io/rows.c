@@ -3,8 +3,7 @@
  * A batch, from wants to bytes:
  *
  *   wants -> items sorted by (file, offset) -> reads: runs of items whose blocks touch, at most one slot long
- *         -> slots of the registered buffer, all at once or as slots become free -> rows copied to
- * destinations
+ *         -> slots of the registered buffer, all at once or as slots become free -> rows copied to destinations
  *
  * Equal rows become neighbours by the sort, so they share a read and need no table of their own.
  */

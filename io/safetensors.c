@@ -271,8 +271,7 @@ static int parse_header(struct ft_safetensors *st, struct source *s)
 {
     struct ft_json_scan *scan = &s->scan;
     char what[500];
-    /* A name with its two quotes is longer than the name with its NUL; pages that are not used cost nothing.
-     */
+    /* A name with its two quotes is longer than the name with its NUL; pages that are not used cost nothing. */
     st->names = malloc(scan->bytes);
     if (!st->names)
         return ft_error_set(s->err, FT_MEMORY, "%s: no memory for names of %llu bytes", s->path,

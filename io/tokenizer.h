@@ -69,8 +69,7 @@ uint32_t ft_tokenizer_vocab_count(const struct ft_tokenizer *tokenizer);
 /* Id of a token by its text in tokenizer.json ("<|im_end|>", "\u0120the"), or FT_NONE. */
 uint32_t ft_tokenizer_find_token(const struct ft_tokenizer *tokenizer, const char *text);
 bool ft_tokenizer_is_special(const struct ft_tokenizer *tokenizer, uint32_t id); /* false for an unknown id */
-/* The raw bytes that a token stands for, perhaps half a character; lives as long as the tokenizer. Unknown: 0
- * bytes. */
+/* The raw bytes that a token stands for, perhaps half a character; lives as long as the tokenizer. Unknown: 0 bytes. */
 const char *ft_tokenizer_get_token_bytes(const struct ft_tokenizer *tokenizer, uint32_t id, uint32_t *bytes);
 /* The token that TemplateProcessing puts before a single sequence, or FT_NONE. */
 uint32_t ft_tokenizer_find_bos(const struct ft_tokenizer *tokenizer);

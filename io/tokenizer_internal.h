@@ -4,9 +4,9 @@
  * call (struct ft_encoder).
  *
  *   tokenizer_load.c   JSON -> tables          pretokenize.c    Split and ByteLevel: text -> pieces
- *   vocabulary.c       tokens by id and text   regex.c          PCRE2; regex_syntax.c: Ruby's syntax ->
- * PCRE2's bpe.c              merges, piece -> ids    added_tokens.c   tries, matching normalize.c        NFC
- * tokenizer.c      encode; tokenizer_decode.c: decode, stream
+ *   vocabulary.c       tokens by id and text   regex.c          PCRE2; regex_syntax.c: Ruby's syntax -> PCRE2's
+ *   bpe.c              merges, piece -> ids    added_tokens.c   tries, matching
+ *   normalize.c        NFC                     tokenizer.c      encode; tokenizer_decode.c: decode, stream
  *
  * Ownership: everything a struct points to belongs to it, unless marked "borrowed".
  */
@@ -157,8 +157,7 @@ int ft_encoder_push(struct ft_encoder *encoder, uint32_t id);
 /* tokenizer_load.c; fills a zeroed tokenizer, which the caller closes on failure too. */
 int ft_tokenizer_load(struct ft_tokenizer *tokenizer, const char *json, size_t bytes, struct ft_error *err);
 
-/* text_file.c: a whole file, 0-terminated, malloc'ed for the caller. A missing file gives *out = NULL if
- * `optional`. */
+/* text_file.c: a whole file, 0-terminated, malloc'ed for the caller. A missing file gives *out = NULL if `optional`. */
 int ft_text_file_read(const char *path, size_t bytes_max, bool optional, char **out, size_t *bytes,
                       struct ft_error *err);
 

@@ -221,8 +221,7 @@ static int read_added(const json_t *token, size_t index, struct added *a, struct
     return read_id(json_object_get(token, "id"), a->text, &a->id, err);
 }
 
-/* Two tries, special tokens first, so that of two tokens that normalise to the same text the special one is
- * found. */
+/* Two tries, special tokens first, so that of two tokens that normalise to the same text the special one is found. */
 static int build_tries(struct ft_tokenizer *tokenizer, const struct added *added, size_t count,
                        struct ft_error *err)
 {

@@ -132,8 +132,7 @@ static void note_refusal(struct ft_reader *reader, int number)
              strerror(number), why, remedy);
 }
 
-/* Does the kernel know the reads that are submitted? io_uring_get_probe_ring would hide why it could not ask.
- */
+/* Does the kernel know the reads that are submitted? io_uring_get_probe_ring would hide why it could not ask. */
 static int ring_probe_reads(struct ft_reader *reader)
 {
     enum { OPS = 256 }; /* an opcode has 8 bits */
@@ -239,8 +238,7 @@ static int ring_open(struct ft_reader *reader, const struct ft_reader_options *o
     return 0;
 }
 
-/* FT_IO_BACKEND lets a test, or a user with a broken kernel, choose without touching every command's options.
- */
+/* FT_IO_BACKEND lets a test, or a user with a broken kernel, choose without touching every command's options. */
 static enum ft_io_backend backend_of(const struct ft_reader_options *options)
 {
     const char *forced = options->backend == FT_IO_AUTO ? getenv("FT_IO_BACKEND") : NULL;
@@ -355,8 +353,7 @@ static bool in_fixed_buffer(const struct ft_reader *reader, const void *destinat
            bytes <= reader->fixed_bytes - (at - base);
 }
 
-/* The submission queue holds depth entries and at most depth reads are in flight, so an entry is always
- * there. */
+/* The submission queue holds depth entries and at most depth reads are in flight, so an entry is always there. */
 static void ring_prepare(struct ft_reader *reader, uint32_t slot, uint32_t file)
 {
     const struct ft_read_progress *progress = &reader->slots[slot];

@@ -21,8 +21,7 @@ static int byte_of_codepoint(uint32_t c)
     return n <= 0x20 ? (int)n : n <= 0x42 ? (int)(n - 0x21 + 0x7f) : 0xad;
 }
 
-/* Writes the raw bytes of a token to `raw` (at most `bytes`); true when it is literal, that is, taken as
- * written. */
+/* Writes the raw bytes of a token to `raw` (at most `bytes`); true when it is literal, that is, taken as written. */
 static bool undo_alphabet(const char *text, size_t bytes, char *raw, size_t *raw_bytes)
 {
     size_t written = 0;

@@ -17,8 +17,7 @@
 #define STEAL_JOBS 200000u
 #define WAKES 31u
 
-/* ---- a whole step
- * ---------------------------------------------------------------------------------------------- */
+/* ---- a whole step ---------------------------------------------------------------------------------------------- */
 
 struct worker_state {
     _Alignas(64) uint32_t *todo; /* [job_count] */
@@ -229,8 +228,7 @@ static int measure_dag(const struct ft_bench_jobs_options *options, struct dag *
     return FT_OK;
 }
 
-/* ---- steals and wake-ups: one worker that owns nothing
- * ---------------------------------------------------------- */
+/* ---- steals and wake-ups: one worker that owns nothing ---------------------------------------------------------- */
 
 struct probe {
     const struct ft_clock *clock;

@@ -261,8 +261,7 @@ static void read_level(const char *root, const char *directory, enum controller 
     }
 }
 
-/* Our group as a path below the mount point: "" when the mount point is our group, or when ours is not below
- * it. */
+/* Our group as a path below the mount point: "" when the mount point is our group, or when ours is not below it. */
 static const char *group_below_mount(const struct hierarchy *hierarchy)
 {
     const char *group = hierarchy->group;

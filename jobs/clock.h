@@ -42,8 +42,7 @@ static inline uint64_t ft_clock_ns(const struct ft_clock *clock)
 {
     if (!clock->ns_per_tick_q32)
         return ft_clock_system_ns();
-    /* Signed: the counter of another core may read a little less than base_ticks. 128 bits: 64 overflow in 4
-     * s. */
+    /* Signed: the counter of another core may read a little less than base_ticks. 128 bits: 64 overflow in 4 s. */
     int64_t ticks = (int64_t)(ft_clock_ticks() - clock->base_ticks);
     return clock->base_ns + (uint64_t)(((__int128)ticks * (__int128)clock->ns_per_tick_q32) >> 32);
 }

@@ -231,8 +231,7 @@ static void run_router(struct ft_execute *x, uint32_t layer)
         float *weights = ft_execute_at(x, x->space.topk_weights, r, m->topk);
         if (!ft_router_topk(logits + (uint64_t)r * m->expert_count, m->expert_count, m->topk,
                             m->topk_renormalise, m->router_softmax_chosen, ids, weights)) {
-            /* The row's sequence fails; the step goes on with a harmless choice for the sake of the others.
-             */
+            /* The row's sequence fails; the step goes on with a harmless choice for the sake of the others. */
             ft_execute_fail_row(x, r, layer);
             for (uint32_t j = 0; j < m->topk; j++) {
                 ids[j] = j;

@@ -115,8 +115,7 @@ static void prepare_head(const struct ft_execute *x, float *head, const float *n
     x->kernels->rotate(head, rotary, rotary + half, half);
 }
 
-/* A block of raw indexer keys is complete: average, norm, rotate at the block's first position, store in its
- * page. */
+/* A block of raw indexer keys is complete: average, norm, rotate at the block's first position, store in its page. */
 static void finish_block(struct ft_execute *x, uint32_t layer, const struct ft_batch_sequence *sequence,
                          uint32_t block, const float *raw, float *scratch)
 {

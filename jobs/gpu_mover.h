@@ -14,8 +14,7 @@
 
 struct ft_gpu_mover;
 
-/* link_bytes_per_s: throttle, 0 = none. FT_UNSUPPORTED without a GPU, FT_MEMORY when the banks cannot be
- * pinned. */
+/* link_bytes_per_s: throttle, 0 = none. FT_UNSUPPORTED without a GPU, FT_MEMORY when the banks cannot be pinned. */
 int ft_gpu_mover_open(struct ft_gpu_mover **out, uint32_t gpu, const struct ft_model *model,
                       const struct ft_weights *weights, double link_bytes_per_s, struct ft_error *err);
 void ft_gpu_mover_close(struct ft_gpu_mover *mover);
@@ -24,8 +23,7 @@ void ft_gpu_mover_copy(void *context, const void *from, uint64_t bytes);
 void ft_gpu_mover_drain(void *context);
 /* Measuring is over: gives the device memory back, keeps the banks pinned. Only close may follow. */
 void ft_gpu_mover_rest(struct ft_gpu_mover *mover);
-/* Bytes per second of reading device memory, and of one long copy from pinned memory (the link's linear
- * speed). */
+/* Bytes per second of reading device memory, and of one long copy from pinned memory (the link's linear speed). */
 int ft_gpu_mover_measure(struct ft_gpu_mover *mover, double *device_read, double *link_linear,
                          struct ft_error *err);
 

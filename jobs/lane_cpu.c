@@ -69,8 +69,7 @@ static void add(_Atomic uint64_t *counter, uint64_t amount)
                           memory_order_relaxed);
 }
 
-/* ---- taking
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- taking ---------------------------------------------------------------------------------------------------- */
 
 static void tell_room(struct ft_lane_cpu *lane, uint32_t owner)
 {
@@ -107,16 +106,13 @@ static bool work_is_left(const struct thread *self)
     return false;
 }
 
-/* ---- waking
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- waking ---------------------------------------------------------------------------------------------------- */
 
-/* After something was published: wakes at most one sleeper, the nearest first; nobody when a spinner will see
- * it. */
+/* After something was published: wakes at most one sleeper, the nearest first; nobody when a spinner will see it. */
 static void wake_one(struct thread *self, uint32_t domain)
 {
     struct ft_lane_cpu *lane = self->lane;
-    /* Pairs with the fences in ft_park_prepare and after a spin: either we see them, or their look sees the
-     * work. */
+    /* Pairs with the fences in ft_park_prepare and after a spin: either we see them, or their look sees the work. */
     ft_park_fence(&lane->parks[domain]);
     for (uint32_t i = 0; i < lane->domain_count; i++) {
         struct ft_park *park = &lane->parks[(domain + i) % lane->domain_count];
@@ -124,8 +120,7 @@ static void wake_one(struct thread *self, uint32_t domain)
             continue;
         if (atomic_load_explicit(&lane->spinning, memory_order_relaxed))
             return;
-        /* Not woken: a wake is on its way already, or the sleeper has just left and looks by itself. One is
-         * enough. */
+        /* Not woken: a wake is on its way already, or the sleeper has just left and looks by itself. One is enough. */
         if (ft_park_wake(park))
             add(&self->counters.wakes, 1);
         return;
@@ -166,8 +161,7 @@ static bool must_stop(const struct ft_lane_cpu *lane)
     return atomic_load_explicit(&lane->stop, memory_order_acquire);
 }
 
-/* ---- idling
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- idling ---------------------------------------------------------------------------------------------------- */
 
 static bool look_again(struct thread *self, uint32_t looks, struct ft_job_ref *ref)
 {
@@ -258,8 +252,7 @@ static void *worker_main(void *argument)
     return NULL;
 }
 
-/* ---- pushing
- * --------------------------------------------------------------------------------------------------- */
+/* ---- pushing --------------------------------------------------------------------------------------------------- */
 
 static void set_backlog_count(struct thread *self, uint32_t count)
 {
@@ -301,8 +294,7 @@ static uint32_t keep_in_backlog(struct thread *self, const uint32_t *jobs, uint3
     return kept;
 }
 
-/* Deals a batch out over the domains from next_domain on; what one ring cannot take is offered to the others.
- */
+/* Deals a batch out over the domains from next_domain on; what one ring cannot take is offered to the others. */
 static uint32_t deal(struct thread *self, const uint32_t *jobs, uint32_t count, uint32_t epoch)
 {
     struct ft_lane_cpu *lane = self->lane;
@@ -386,8 +378,7 @@ bool ft_lane_cpu_try_run(struct ft_lane_cpu *lane, uint32_t thread)
     return true;
 }
 
-/* ---- life cycle
- * ------------------------------------------------------------------------------------------------ */
+/* ---- life cycle ------------------------------------------------------------------------------------------------ */
 
 static uint32_t domains_of(const struct ft_lane_cpu_options *options)
 {

@@ -47,8 +47,7 @@ struct ft_lane_cpu_options {
 
     /* Runs one job. thread: the worker's id (or the producer's, from ft_lane_cpu_try_run). May push. */
     void (*run)(void *ctx, uint32_t thread, struct ft_job_ref ref);
-    /* Optional: `thread` had nothing to do from begin_ns to end_ns while the lane was active. Called by it.
-     */
+    /* Optional: `thread` had nothing to do from begin_ns to end_ns while the lane was active. Called by it. */
     void (*idle)(void *ctx, uint32_t thread, uint64_t begin_ns, uint64_t end_ns);
     /* Optional: a worker took a job from the ring of `producer`, which has a backlog. Must not block. */
     void (*room)(void *ctx, uint32_t producer);
@@ -75,8 +74,7 @@ void ft_lane_cpu_close(struct ft_lane_cpu *lane);
  * domains. */
 uint32_t ft_lane_cpu_push(struct ft_lane_cpu *lane, uint32_t thread, const uint32_t *jobs, uint32_t count,
                           uint32_t epoch);
-/* As push, but a producer's jobs go to the ring of this L3 domain. (Workers own a ring in their own domain
- * only.) */
+/* As push, but a producer's jobs go to the ring of this L3 domain. (Workers own a ring in their own domain only.) */
 uint32_t ft_lane_cpu_push_domain(struct ft_lane_cpu *lane, uint32_t thread, uint32_t l3_domain,
                                  const uint32_t *jobs, uint32_t count, uint32_t epoch);
 /* By a worker or producer: keeps todo[0], pushes todo[1 .. count) and moves what did not fit to the front.
@@ -88,8 +86,7 @@ uint32_t ft_lane_cpu_flush(struct ft_lane_cpu *lane, uint32_t thread);
 /* By any thread of the lane: takes one job from anywhere and runs it as `thread`. False: none there. */
 bool ft_lane_cpu_try_run(struct ft_lane_cpu *lane, uint32_t thread);
 
-/* By anybody: whether the current or the next layer has CPU jobs. Only then do workers spin before they park.
- */
+/* By anybody: whether the current or the next layer has CPU jobs. Only then do workers spin before they park. */
 void ft_lane_cpu_set_active(struct ft_lane_cpu *lane, bool active);
 /* By anybody: wakes one sleeper ahead of the jobs that are about to come. */
 void ft_lane_cpu_wake_ahead(struct ft_lane_cpu *lane);

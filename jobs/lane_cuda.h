@@ -5,10 +5,10 @@
  * A decode step is one captured CUDA graph per (rows, logit rows, context bucket); the policy stays on the
  * host. Per layer:
  *
- *   GPU     .. mix attention mix route | resident experts | wait fetched | fetched experts | wait computed |
- * combine .. |routed                     ^fetched                         ^computed driver `-> policy ->
- * moves, copies-'                                | workers                                \`-> expert tiles
- * ----------------------------------'
+ *   GPU     .. mix attention mix route | resident experts | wait fetched | fetched experts | wait computed | combine ..
+ *                                      |routed                     ^fetched                         ^computed
+ *   driver                             `-> policy -> moves, copies-'                                |
+ *   workers                                `-> expert tiles ----------------------------------------'
  *
  * Larger steps, steps whose rows are captured by a caller, and --handshake launch are launched segment by
  * segment by the driver, which waits for the router's ids between route and experts.

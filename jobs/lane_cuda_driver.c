@@ -26,8 +26,7 @@
 #define WARM_JOBS 160u     /* dynamic jobs of one layer of a decode step, about */
 #define BETWEEN_NS 200000u /* of looking for the next step before the driver sleeps */
 #define WATCHDOG_NS 20000000000ull
-/* A longer gap between two looks is time in which this process was stopped, and proves nothing about the GPU.
- */
+/* A longer gap between two looks is time in which this process was stopped, and proves nothing about the GPU. */
 #define LOOK_NS_MAX 200000000ull
 
 /* One step as the driver sees it. */

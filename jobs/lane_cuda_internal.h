@@ -78,8 +78,7 @@ struct ft_lane_cuda {
     cudaEvent_t staged[2], grouped[2], last_group;
     uint32_t staging_wave; /* of the layer at hand: which staging buffer */
     uint32_t link_taken;
-    /* Prefill that uses nearly all experts streams whole layers through the staging pair, ahead of the
-     * router. */
+    /* Prefill that uses nearly all experts streams whole layers through the staging pair, ahead of the router. */
     bool streaming;
     uint32_t *staged_at;     /* [2, expert_count] place in the staging buffer, FT_NONE: resident */
     int64_t clock_offset_ns; /* host clock - GPU clock, least seen */
@@ -92,8 +91,7 @@ struct ft_lane_cuda {
 
 #define FT_CUDA_TRY(lane, call, err, what) ft_cuda_check((lane), (int)(call), (err), (what))
 
-/* FT_OK for cudaSuccess; else FT_MEMORY (out of memory) or FT_SYSTEM, naming what failed and the CUDA error.
- */
+/* FT_OK for cudaSuccess; else FT_MEMORY (out of memory) or FT_SYSTEM, naming what failed and the CUDA error. */
 int ft_cuda_check(const struct ft_lane_cuda *lane, int error, struct ft_error *err, const char *what);
 /* The GPU cannot be used any more: the first cause is kept. error 0: `what` says all. */
 void ft_cuda_break(struct ft_lane_cuda *lane, int error, const char *what);
@@ -116,8 +114,7 @@ uint32_t ft_cuda_tokens_bound(const struct ft_batch *batch);
 int ft_cuda_fill_inputs(struct ft_lane_cuda *lane, const struct ft_batch *batch, uint32_t epoch);
 /* Queues the copy of the inputs, for a step of these counts. */
 int ft_cuda_copy_inputs(struct ft_lane_cuda *lane);
-/* Launches of one layer up to its router (included), and of the parts around the layers. c: counts of this
- * step. */
+/* Launches of one layer up to its router (included), and of the parts around the layers. c: counts of this step. */
 int ft_cuda_launch_front(const struct ft_cuda *c, uint32_t layer, uint32_t tokens, bool captured,
                          void *stream);
 int ft_cuda_launch_head(const struct ft_cuda *c, void *stream);

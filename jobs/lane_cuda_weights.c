@@ -23,8 +23,7 @@ static void *put(struct upload *u, const void *from, uint64_t bytes)
     if (!from || !bytes)
         return NULL;
     char *to = u->base ? u->base + u->used : NULL;
-    /* Through a buffer: a source of which a part is registered (pages that it shares with a bank) is refused.
-     */
+    /* Through a buffer: a source of which a part is registered (pages that it shares with a bank) is refused. */
     for (uint64_t at = 0; to && at < bytes && !u->error; at += BOUNCE_BYTES) {
         uint64_t some = FT_MIN(bytes - at, (uint64_t)BOUNCE_BYTES);
         memcpy(u->bounce, (const char *)from + at, some);

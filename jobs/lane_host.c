@@ -176,8 +176,7 @@ int ft_lane_host_open(struct ft_step *step, struct ft_error *err)
 
 void ft_lane_host_close(struct ft_step *step)
 {
-    /* release: pairs with the acquire of whoever looks at it; what close has read may be freed from here on
-     */
+    /* release: pairs with the acquire of whoever looks at it; what close has read may be freed from here on */
     atomic_store_explicit(&step->stop, true, memory_order_release);
     ft_park_wake_all(&step->device.park);
     ft_park_wake_all(&step->link.park);

@@ -111,8 +111,7 @@ static void read_step(struct ft_step *step, uint32_t thread, struct pace *pace)
         uint32_t job = graph->io_jobs[i], table = step->model->layers[graph->layer[job]].ple;
         if (status == FT_OK)
             ft_execute_ple_decode(&step->x, table, rows);
-        /* The read alone, from the submission to the last row: waking up, row numbers and decoding are ours.
-         */
+        /* The read alone, from the submission to the last row: waking up, row numbers and decoding are ours. */
         struct ft_trace_record *record = ft_step_record(step, thread, FT_RECORD_JOB, start, end);
         if (record) {
             record->job = job;

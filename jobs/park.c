@@ -77,8 +77,7 @@ bool ft_park_wait(struct ft_park *park, uint32_t ticket, uint64_t timeout_ns)
     deadline.tv_nsec = (long)(ns % NS_PER_S);
     bool woken = true;
     while (atomic_load(&park->epoch) == ticket) {
-        /* BITSET takes an absolute deadline, so that signals do not stretch the bound. EINTR and EAGAIN: look
-         * again. */
+        /* BITSET takes an absolute deadline, so that signals do not stretch the bound. EINTR and EAGAIN: look again. */
         long status = syscall(SYS_futex, &park->epoch, FUTEX_WAIT_BITSET_PRIVATE, ticket, &deadline, NULL,
                               FUTEX_BITSET_MATCH_ANY);
         if (status == -1 && errno == ETIMEDOUT) {

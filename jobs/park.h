@@ -31,15 +31,13 @@ uint32_t ft_park_prepare(struct ft_park *park);
 void ft_park_cancel(struct ft_park *park);
 /* False when timeout_ns passed without a wake. */
 bool ft_park_wait(struct ft_park *park, uint32_t ticket, uint64_t timeout_ns);
-/* The fence of ft_park_wake alone, for a waker that publishes once and then looks at the waiters of several
- * parks. */
+/* The fence of ft_park_wake alone, for a waker that publishes once and then looks at the waiters of several parks. */
 void ft_park_fence(struct ft_park *park);
 /* True when a sleeper was woken (that costs a system call). */
 bool ft_park_wake(struct ft_park *park);
 /* Wakes every sleeper whatever is pending (end of life, change of state). */
 void ft_park_wake_all(struct ft_park *park);
-/* How many sleep or are about to; a snapshot, for counters and for skipping work that only matters to
- * sleepers. */
+/* How many sleep or are about to; a snapshot, for counters and for skipping work that only matters to sleepers. */
 uint32_t ft_park_waiters(const struct ft_park *park);
 /* The same without one who is being woken: it may still wait for its core. */
 uint32_t ft_park_asleep(const struct ft_park *park);

@@ -4,9 +4,9 @@
  *
  *   expander  publish: takes the victim's slot, ticket -> filling[slot], entry -> ring          (release)
  *   link      no demand fetch there: copies the oldest entry whose ticket still stands, filling[slot] = 0
- *             a demand fetch for a slot that is still filling: copies it at once (the entry then finds
- * another ticket, or none), or finds that the copy has just ended expander  settle: entries that the link has
- * passed leave the ring; slots that fill are busy, the others free
+ *             a demand fetch for a slot that is still filling: copies it at once (the entry then finds another
+ *             ticket, or none), or finds that the copy has just ended
+ *   expander  settle: entries that the link has passed leave the ring; slots that fill are busy, the others free
  *
  * So a demand fetch waits for one copy at most, the one in flight. The slot map names the new expert from the
  * moment of the publish: what is resident follows from decisions alone, never from timing. A prefetch goes on
@@ -21,9 +21,9 @@
  *   layer j   publish: the victim's slot is emptied; moves of layer j: victim -> no slot.
  *             copy stream: demand copies of j, flag j, copies of the prefetches
  *             The GPU drops the victims before it routes j + 1, and in layer j nobody uses them.
- *   layer k   the next one that fetches on demand: the copies are in front of flag k, so the moves of layer
- * k, which are read behind it, may name the new holders. Only then is the expert resident, for the host, too;
- * until then its slot is busy and holds nothing.
+ *   layer k   the next one that fetches on demand: the copies are in front of flag k, so the moves of layer k,
+ *             which are read behind it, may name the new holders. Only then is the expert resident, for the
+ *             host, too; until then its slot is busy and holds nothing.
  *
  * A step that fails drops what is on its way: the slots are free, and whatever is copied into them next goes
  * through the same stream.
@@ -61,11 +61,9 @@ struct ft_layer_out;
 
 /* Before the policy is asked: what was copied is settled, and the answer gets room (none in prefill). */
 void ft_prefetch_offer(struct ft_step *step, struct ft_layer_out *out);
-/* After the layer's own fetches: takes slots and publishes what the policy asked for and still makes sense.
- */
+/* After the layer's own fetches: takes slots and publishes what the policy asked for and still makes sense. */
 void ft_prefetch_publish(struct ft_step *step, const struct ft_layer_out *out);
-/* After leases have ended. `thread` records the copies that are done, in its own trace ring, as the link's.
- */
+/* After leases have ended. `thread` records the copies that are done, in its own trace ring, as the link's. */
 void ft_prefetch_settle(struct ft_step *step, uint32_t thread);
 /* Counts the first use of a prefetched expert. True: its slot is still filling. */
 bool ft_prefetch_use(struct ft_step *step, uint32_t slot);
@@ -80,8 +78,7 @@ uint32_t ft_prefetch_victims(struct ft_step *step, struct ft_prefetch_move *move
  * belongs to this very layer waits for the next one: its lists are made. [FT_PREFETCH_MAX]; returns how many.
  */
 uint32_t ft_prefetch_arrive(struct ft_step *step, uint32_t layer, struct ft_prefetch_move *moves);
-/* GPU, driver: the next copy to queue, NULL = none; queued: start_ns and end_ns are set, `thread` records it.
- */
+/* GPU, driver: the next copy to queue, NULL = none; queued: start_ns and end_ns are set, `thread` records it. */
 struct ft_prefetch *ft_prefetch_next(struct ft_step *step);
 void ft_prefetch_queued(struct ft_step *step, uint32_t thread);
 /* GPU, session's thread, after a failed step: nothing is on its way any more. */

@@ -9,8 +9,7 @@ struct ft_ring {
     _Alignas(64) _Atomic uint32_t head; /* written by whoever pops */
     _Alignas(64) _Atomic uint32_t tail; /* written by the owner */
     _Alignas(64) uint32_t mask;         /* constant */
-    /* Atomic, because a slow thief may read an entry that the owner overwrites; its exchange on head then
-     * fails. */
+    /* Atomic, because a slow thief may read an entry that the owner overwrites; its exchange on head then fails. */
     _Alignas(64) _Atomic uint64_t entries[];
 };
 

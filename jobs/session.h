@@ -59,8 +59,7 @@ bool ft_session_close(struct ft_session *session);
 /* Names of the threads that write trace rings, for the trace header; lane count of names as filled. */
 void ft_session_trace_header(const struct ft_session *session, struct ft_trace_header *header);
 
-/* What to keep of a sequence's rows, for verification. Buffers are the caller's, rows = positions [0,
- * row_count). */
+/* What to keep of a sequence's rows, for verification. Buffers are the caller's, rows = positions [0, row_count). */
 struct ft_capture {
     uint32_t row_count;
     float
@@ -121,8 +120,7 @@ int ft_session_warm_slots(struct ft_session *session, const uint32_t *layer, con
 void ft_session_release(struct ft_session *session, uint32_t sequence);
 /* After FT_EVENT_FAILED: continue from the last snapshot; what was generated after it is computed again. */
 int ft_session_resume(struct ft_session *session, uint32_t sequence, struct ft_error *err);
-/* Async-signal-safe: the running step drains and every later step returns FT_CANCELLED until
- * ft_session_clear. */
+/* Async-signal-safe: the running step drains and every later step returns FT_CANCELLED until ft_session_clear. */
 void ft_session_interrupt(struct ft_session *session);
 void ft_session_clear_interrupt(struct ft_session *session);
 

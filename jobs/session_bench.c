@@ -23,8 +23,7 @@ static void make_random(float *to, uint64_t first, uint64_t count, float range, 
     }
 }
 
-/* Memory of a device is filled through a small buffer; without one it stays as it is (zeros or older
- * numbers). */
+/* Memory of a device is filled through a small buffer; without one it stays as it is (zeros or older numbers). */
 static void fill_random(const struct ft_memory *place, float *to, uint64_t count, float range, uint64_t seed)
 {
     float *piece = place->is_device ? malloc(PIECE * sizeof *piece) : NULL;

@@ -58,8 +58,7 @@ struct ft_session {
     struct ft_graph_entry graphs[FT_GRAPH_CACHE];
     uint64_t graph_clock, order_clock;
     uint32_t rows_max, static_max, reserved_max;
-    /* The last step: its records may be read while the next one runs (GPU, and a policy that does not learn).
-     */
+    /* The last step: its records may be read while the next one runs (GPU, and a policy that does not learn). */
     bool records_pending;
     uint64_t done_begin_ns, done_end_ns;
     struct ft_step_summary summary;
@@ -77,15 +76,13 @@ int ft_session_graph(struct ft_session *session, const struct ft_batch *batch, c
                      struct ft_error *err);
 /* Chooses rows for the next step; false: nothing to do. */
 bool ft_session_fill_batch(struct ft_session *session);
-/* After a step: totals, observations, trace callback. With a GPU the records wait for the next step to run.
- */
+/* After a step: totals, observations, trace callback. With a GPU the records wait for the next step to run. */
 void ft_session_collect(struct ft_session *session);
 /* The records of the last step, if they still wait. context: the session. */
 void ft_session_collect_records(void *context);
 /* Back to the last snapshot, or to the start. False: no page left for a private copy. */
 bool ft_session_rollback(struct ft_session *session, struct ft_sequence *sequence);
-/* The first `count` tokens of a new sequence as if computed: random keys, values and state
- * (jobs/session_bench.c). */
+/* The first `count` tokens of a new sequence as if computed: random keys, values and state (jobs/session_bench.c). */
 void ft_session_assume(struct ft_session *session, struct ft_sequence *sequence, uint32_t handle,
                        uint32_t count);
 void ft_session_free_pages(struct ft_session *session, struct ft_sequence *sequence);

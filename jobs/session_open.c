@@ -449,8 +449,7 @@ static int open_parts(struct ft_session *session, struct ft_error *err)
     if (status != FT_OK)
         return status;
     session->step.cuda = session->cuda;
-    /* Counted and told to the policy while the next step computes its first layer; a trace is written before.
-     */
+    /* Counted and told to the policy while the next step computes its first layer; a trace is written before. */
     if (session->cuda && !o->trace) {
         session->step.meanwhile = ft_session_collect_records;
         session->step.meanwhile_context = session;

@@ -34,8 +34,7 @@ struct ft_slots {
     uint32_t *used_step;        /* [layer_count, expert_count] step of the expert's last use, 0 = never */
 };
 
-/* Counting arenas welcome. slot_count may be 0. The blobs come from `blobs` (the same arena, or a device's).
- */
+/* Counting arenas welcome. slot_count may be 0. The blobs come from `blobs` (the same arena, or a device's). */
 int ft_slots_init(struct ft_slots *slots, struct ft_arena *arena, struct ft_arena *blobs, uint32_t slot_count,
                   uint64_t slot_bytes, uint32_t layer_count, uint32_t expert_count, struct ft_error *err);
 static inline uint32_t ft_slots_find(const struct ft_slots *slots, uint32_t layer, uint32_t expert)

@@ -17,8 +17,7 @@
 void ft_step_fail(struct ft_step *step, int code, const char *format, ...)
 {
     int none = FT_OK;
-    /* acq_rel: the session reads `failure` after it saw the end of the step, which this thread still has to
-     * release */
+    /* acq_rel: the session reads `failure` after it saw the end of the step, which this thread still has to release */
     if (!atomic_compare_exchange_strong_explicit(&step->failed, &none, code, memory_order_acq_rel,
                                                  memory_order_acquire))
         return;
@@ -92,8 +91,7 @@ static enum ft_lane lane_of(const struct ft_step *step, uint32_t job)
                                          : (enum ft_lane)step->graph->lane[job];
 }
 
-/* A job whose counter has reached 0: CPU jobs go to todo, serial lanes are woken, inline jobs complete at
- * once. */
+/* A job whose counter has reached 0: CPU jobs go to todo, serial lanes are woken, inline jobs complete at once. */
 static uint32_t release(struct ft_step *step, uint32_t thread, uint32_t job, enum ft_lane lane,
                         uint32_t *todo, uint32_t count)
 {
@@ -156,8 +154,7 @@ uint32_t ft_step_complete(struct ft_step *step, uint32_t thread, uint32_t job, u
     }
     if (job == graph->end_job) {
         step->end_ns = ft_clock_ns(&step->clock);
-        /* release: pairs with the acquire in ft_step_run; the step's results are the session's from here on
-         */
+        /* release: pairs with the acquire in ft_step_run; the step's results are the session's from here on */
         atomic_store_explicit(&step->finished, atomic_load_explicit(&step->epoch, memory_order_relaxed),
                               memory_order_release);
         ft_park_wake(&step->session_park);
@@ -362,8 +359,7 @@ bool ft_step_wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial 
             ft_park_cancel(&serial->park);
             continue;
         }
-        /* The step that we wait for may not begin before jobs of this one, which found no room, are in the
-         * rings. */
+        /* The step that we wait for may not begin before jobs of this one, which found no room, are in the rings. */
         woken = doze(step, thread, &serial->park, ticket, 10 * PARK_NS);
         if (woken) {
             start = ft_clock_ns(&step->clock);

@@ -2,19 +2,18 @@
 /*
  * The step runner: one pass over a graph by all lanes.
  *
- *   session thread  begin: counters = in-degrees, epoch + 1, first jobs -> ring; then sleeps until the end
- * job CPU workers     take jobs from rings, run them, release successors serial lanes    (device, link, io)
- * walk their jobs in order; a job's dependency counter is its flag: the walker waits for 0, whoever brings it
- * to 0 wakes the walker whoever completes a router  asks the policy and fills the layer's reserved range
- * (jobs/expand.c)
+ *   session thread           begin: counters = in-degrees, epoch + 1, first jobs -> ring; then sleeps until the end job
+ *   CPU workers              take jobs from rings, run them, release successors
+ *   serial lanes             (device, link, io) walk their jobs in order; a job's dependency counter is its flag: the
+ *                            walker waits for 0, whoever brings it to 0 wakes the walker
+ *   who completes a router   asks the policy and fills the layer's reserved range (jobs/expand.c)
  *
  * Flags of the host device (what a GPU lane keeps in mapped memory):
- *   flag      writer                         fence                        reader                       reset
- *   epoch     session, at step begin         release store                acquire load, serial lanes   never
- * (counts up) counter   completer of a predecessor     acq_rel fetch_sub            acquire load, walker
- * session, step begin published expander (link jobs)           release store                acquire load,
- * link lane      never (counts up) finished  completer of the end job       release store acquire load,
- * session        never (epoch)
+ *   flag        writer                         fence               reader                       reset
+ *   epoch       session, at step begin         release store       acquire load, serial lanes   never (counts up)
+ *   counter     completer of a predecessor     acq_rel fetch_sub   acquire load, walker         session, step begin
+ *   published   expander (link jobs)           release store       acquire load, link lane      never (counts up)
+ *   finished    completer of the end job       release store       acquire load, session        never (epoch)
  *
  * Threads: 0 .. W-1 CPU workers, then session, device, link, io. Each has its own trace ring. Nothing is
  * allocated, locked or logged between begin and end.
@@ -188,8 +187,7 @@ static inline uint32_t ft_step_thread(const struct ft_step *step, enum ft_step_t
 {
     return step->workers + which;
 }
-/* jobs/expand.c: after the layer's router: policy, reserved range, link jobs. Appends ready CPU jobs to todo.
- */
+/* jobs/expand.c: after the layer's router: policy, reserved range, link jobs. Appends ready CPU jobs to todo. */
 uint32_t ft_step_expand(struct ft_step *step, uint32_t thread, uint32_t layer, uint32_t *todo,
                         uint32_t count);
 /* Callback of the CPU lane. */

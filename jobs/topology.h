@@ -54,8 +54,7 @@ struct ft_topology_options {
     const char *affinity;  /* CPU list that replaces the affinity mask, "0-3,8" */
 };
 
-/* What the CPU controller of our cgroup counted; all 0 when there is none. For a warning when throttled
- * grows. */
+/* What the CPU controller of our cgroup counted; all 0 when there is none. For a warning when throttled grows. */
 struct ft_topology_throttle {
     uint64_t nr_periods;
     uint64_t nr_throttled;
@@ -72,8 +71,7 @@ int ft_topology_workers(const struct ft_topology *topology, bool device_present,
                         uint32_t *workers, struct ft_error *err);
 /* The core of service thread `index` when `workers` cores are taken; FT_NONE: let it float. */
 uint32_t ft_topology_service_core(const struct ft_topology *topology, uint32_t workers, uint32_t index);
-/* Pins the calling thread to cores[core]. False (nothing changed) when refused or when !may_pin: never fatal.
- */
+/* Pins the calling thread to cores[core]. False (nothing changed) when refused or when !may_pin: never fatal. */
 bool ft_topology_bind(const struct ft_topology *topology, uint32_t core);
 /* root as in the options. */
 void ft_topology_read_throttle(const char *root, struct ft_topology_throttle *throttle);

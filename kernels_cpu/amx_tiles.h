@@ -11,8 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Tile registers of 16 rows: tile 6 has rows of 64 bytes, the others of `bytes`. Tiles lose what they hold.
- */
+/* Tile registers of 16 rows: tile 6 has rows of 64 bytes, the others of `bytes`. Tiles lose what they hold. */
 static inline void amx_begin(uint32_t bytes)
 {
     struct {

@@ -48,8 +48,7 @@ static void score_keys(struct attention *a, uint32_t head, uint32_t key)
     }
 }
 
-/* out[0 .. width * VF) of `heads` heads: out * old + sum over keys of weight * v. Both counts are constants.
- */
+/* out[0 .. width * VF) of `heads` heads: out * old + sum over keys of weight * v. Both counts are constants. */
 static inline __attribute__((always_inline)) void add_values(struct attention *a, uint32_t head,
                                                              uint32_t heads, uint32_t dim_begin,
                                                              uint32_t width, const float *old)

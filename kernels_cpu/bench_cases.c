@@ -353,8 +353,7 @@ static double error_of(const float *got, const float *want, uint32_t n)
     return largest > 0 ? error / largest : error;
 }
 
-/* Up and down on the same input, so that one error is not fed into the other: first outputs of the last row.
- */
+/* Up and down on the same input, so that one error is not fed into the other: first outputs of the last row. */
 static double expert_error(const struct ft_bench_case *c, const struct ft_kernels *ref)
 {
     struct ft_expert expert;

@@ -20,8 +20,7 @@ static uint64_t read_plain(const uint8_t *part, uint64_t bytes, enum ft_roof_pat
 
 static const struct ft_roof roof_plain = {read_plain, NULL};
 
-/* The loops of an ISA: those of its vector width, told by its name; other ISAs of this core are as wide as
- * AVX2. */
+/* The loops of an ISA: those of its vector width, told by its name; other ISAs of this core are as wide as AVX2. */
 static const struct ft_roof *roof_of(enum ft_isa isa)
 {
 #if defined(__x86_64__)

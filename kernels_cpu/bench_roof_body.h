@@ -41,8 +41,7 @@ static uint64_t roof_read(const uint8_t *part, uint64_t bytes, enum ft_roof_patt
     }
 }
 
-/* 12 chains hide the latency of two units; every chain converges, so values stay finite. Returns flops done.
- */
+/* 12 chains hide the latency of two units; every chain converges, so values stay finite. Returns flops done. */
 #define CHAINS 12
 static double roof_fma(uint32_t rounds, float *sink)
 {

@@ -57,8 +57,7 @@ bool ft_isa_is_available(enum ft_isa isa)
         return true;
 #if defined(__x86_64__)
     case FT_ISA_AVX2:
-        /* Every core with AVX2 has F16C; compilers differ in whether they know the word, so it is not asked.
-         */
+        /* Every core with AVX2 has F16C; compilers differ in whether they know the word, so it is not asked. */
         return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     case FT_ISA_AVX2VNNI:
     case FT_ISA_AVX2VNNI_INT8:

@@ -282,8 +282,7 @@ INLINE void step_chunk(enum kind kind, int outs, int rows, const struct ft_matri
 }
 
 #if VFIX_HALF
-/* The last `count` <= VFIX_HALF columns of `outs` rows of packed weights; the panel holds their activations
- * twice. */
+/* The last `count` <= VFIX_HALF columns of `outs` rows of packed weights; the panel holds their activations twice. */
 INLINE void step_half(enum kind kind, int outs, int rows, struct cursor *cursor, uint32_t count,
                       const uint8_t *x, vf (*sum)[ROWS])
 {
@@ -318,8 +317,7 @@ struct range {
     uint32_t begin, end;
 };
 
-/* Scales of a chunk of packed e2m1 whatever their codes, for rows where some need care (NaN, a sign, 2^-127).
- */
+/* Scales of a chunk of packed e2m1 whatever their codes, for rows where some need care (NaN, a sign, 2^-127). */
 static void careful_scales(enum kind kind, const uint8_t *codes, uint32_t count, float *scale)
 {
     for (uint32_t b = 0; b < VF; b++) {
@@ -497,8 +495,7 @@ static void fill_fixed(struct panel *panel, enum kind kind, const struct ft_rows
     vfixed_pack(from, count, to);
 }
 
-/* Makes the panel hold rows [first, first + rows) over columns [begin, end); nothing to do when it already
- * does. */
+/* Makes the panel hold rows [first, first + rows) over columns [begin, end); nothing to do when it already does. */
 static void panel_fill(struct panel *panel, enum kind kind, const struct ft_rows *x, uint32_t first,
                        uint32_t rows, uint32_t begin, uint32_t end)
 {

@@ -89,8 +89,7 @@ static inline __m128i vfixed_codes_mxfp4(const uint8_t *scale, uint32_t count)
     memcpy(&four, scale, count == 4 ? 4 : count);
     return _mm_set1_epi32(four);
 }
-/* Scales / 2^8 of the 8 blocks of 16 in a chunk, for codes below 0x7f; others are found by vcodes_have_odd.
- */
+/* Scales / 2^8 of the 8 blocks of 16 in a chunk, for codes below 0x7f; others are found by vcodes_have_odd. */
 static inline vf vfixed_scales_nvfp4(__m128i codes)
 {
     const __m128i order = _mm_setr_epi8(-1, 0, -1, 1, -1, 4, -1, 5, -1, 2, -1, 3, -1, 6, -1, 7);

@@ -87,8 +87,7 @@ static inline __attribute__((always_inline)) __m128i vfixed_codes_mxfp4(const ui
     memcpy(&eight, scale, sizeof eight);
     return _mm_set1_epi64x(eight); /* twice: a zero after them would look like a code that needs care */
 }
-/* Scales / 2^8 of the 16 blocks of 16 in a chunk, for codes below 0x7f; others are found by vcodes_have_odd.
- */
+/* Scales / 2^8 of the 16 blocks of 16 in a chunk, for codes below 0x7f; others are found by vcodes_have_odd. */
 static inline __attribute__((always_inline)) vf vfixed_scales_nvfp4(__m128i codes)
 {
     return _mm512_cvtph_ps(vfixed_scale_halves(codes));

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Look-up and multiply for fixed_body.h, and e4m3, on cores with AVX-512 VNNI and VBMI. After fixed_avx512.h.
- */
+/* Look-up and multiply for fixed_body.h, and e4m3, on cores with AVX-512 VNNI and VBMI. After fixed_avx512.h. */
 #ifndef FT_FIXED_AVX512_VNNI_H
 #define FT_FIXED_AVX512_VNNI_H
 

@@ -46,8 +46,7 @@ static void expert_down(const struct ft_expert *expert, uint32_t begin, uint32_t
     matmul_to(&expert->down, begin, end, &h, expert->down_bias, out_index, y, y_stride);
 }
 
-/* gate[] = act(gate, up) for one row of a tile; lanes beyond count hold anything finite or not, nobody reads
- * them. */
+/* gate[] = act(gate, up) for one row of a tile; lanes beyond count hold anything finite or not, nobody reads them. */
 static void activate(const struct ft_expert *expert, uint32_t i, uint32_t count, float *gate, float *up)
 {
     bool oss = expert->activation == FT_ACTIVATION_SWIGLU_OSS;

@@ -7,8 +7,7 @@
 
 #include <string.h>
 
-/* Normal: (8 + m) / 8 * 2^(e-7); subnormal: m / 8 * 2^-6. Both over a common 1024, so every value is exact.
- */
+/* Normal: (8 + m) / 8 * 2^(e-7); subnormal: m / 8 * 2^-6. Both over a common 1024, so every value is exact. */
 #define E4M3_MAGNITUDE(b)                                                                                    \
     ((float)(((b) >> 3 & 15) ? (8 + ((b)&7)) << ((b) >> 3 & 15) : ((b)&7) << 1) / 1024.0f)
 #define E4M3(b) (((b)&127) == 127 ? __builtin_nanf("") : (b) < 128 ? E4M3_MAGNITUDE(b) : -E4M3_MAGNITUDE(b))

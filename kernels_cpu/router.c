@@ -5,8 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Ids of the k highest logits, descending; the lower id comes first among equals because ids are met in
- * order. */
+/* Ids of the k highest logits, descending; the lower id comes first among equals because ids are met in order. */
 static void top_ids(const float *logits, uint32_t count, uint32_t k, uint32_t *ids)
 {
     uint32_t held = 0;
@@ -62,8 +61,7 @@ void ft_select_topk(const float *scores, uint32_t n, uint32_t k, uint32_t *out, 
         return;
     for (uint32_t i = 0; i < n; i++)
         scratch[i] = order_key(scores[i]);
-    /* The k-th highest key, eight bits at a time: among keys that share the prefix, the bin where the rank
-     * falls. */
+    /* The k-th highest key, eight bits at a time: among keys that share the prefix, the bin where the rank falls. */
     uint32_t prefix = 0, rank = k;
     for (int shift = 24; shift >= 0; shift -= 8) {
         uint32_t bins[256] = {0}, bin = 255;

@@ -3,8 +3,7 @@
  * Tiles of matmul_body.h on the matrix unit of a core (AMX, bf16) for packed e2m1 and bf16; other formats
  * take the dot products of dot_body.h.
  *
- *     C [16 weight rows, 3 rows of activations each] += A [16 weight rows, 32 columns] B [32 columns, 3 rows
- * each]
+ *     C [16 weight rows, 3 rows of activations each] += A [16 weight rows, 32 columns] B [32 columns, 3 rows each]
  *
  * Weights are exact in bf16: e2m1 times e4m3 has 6 significant bits. An f32 activation is the sum of three
  * bf16 (8 bits each), which go through as three columns of B, so products are exact and sums are f32: as good
@@ -15,8 +14,8 @@
  * invariant. The order of columns inside 32 is free as long as A and B agree. Packed: dword i holds one
  * column of the first 16 and one of the last 16, so that one broadcast brings both scales:
  *
- *     word 2i, 2i + 1:   columns 2i, 16 + 2i for i < 8 (low nibbles);   2i - 15, 1 + 2i for i >= 8 (high
- * nibbles)
+ *     word 2i, 2i + 1:   columns 2i, 16 + 2i        for i < 8 (low nibbles)
+ *                        columns 2i - 15, 1 + 2i    for i >= 8 (high nibbles)
  */
 #ifndef FT_TILES_AMX_H
 #define FT_TILES_AMX_H
@@ -138,8 +137,7 @@ static uint32_t amx_tiles(uint32_t rows)
     return (3 * rows + 15) / 16;
 }
 
-/* Makes the panel hold rows [first, first + rows) over columns [begin, end); nothing to do when it already
- * does. */
+/* Makes the panel hold rows [first, first + rows) over columns [begin, end); nothing to do when it already does. */
 static void amx_fill(struct amx_panel *panel, enum kind kind, const struct ft_rows *x, uint32_t in,
                      uint32_t first, uint32_t rows, uint32_t begin, uint32_t end)
 {
@@ -209,8 +207,7 @@ static inline __m512i amx_mxfp4(__m512i bytes, int16_t scale)
     return _mm512_mask_add_epi16(value, nonzero, value, _mm512_set1_epi16(scale));
 }
 
-/* Codes of scales that the two above take: no sign, no NaN; powers of two whose products stay far from the
- * ends. */
+/* Codes of scales that the two above take: no sign, no NaN; powers of two whose products stay far from the ends. */
 static bool amx_scales_are_plain(enum kind kind, const uint8_t *scale, uint32_t count)
 {
     uint8_t least = 255, most = 0;
@@ -320,8 +317,7 @@ INLINE void amx_step(uint32_t tiles, const void *a, size_t stride, uint8_t (*b)[
         one(0);                                                                                              \
     }
 
-/* What is asked for while 16 weight rows are multiplied: the next 16, in the order in which they lie in
- * memory. */
+/* What is asked for while 16 weight rows are multiplied: the next 16, in the order in which they lie in memory. */
 struct amx_ahead {
     const uint8_t *data, *scale;
     uint32_t data_step, scale_step; /* bytes per block of columns */

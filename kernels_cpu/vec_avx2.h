@@ -140,8 +140,7 @@ static inline void vf_pack_pair(const float *x, float *out)
     vf_store(out + VF, _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(odd), 0xd8)));
 }
 
-/* e4m3 codes in the high bytes of words -> f16 of 2^-8 times the value: sign, one zero, then exponent and
- * mantissa. */
+/* e4m3 codes in the high bytes of words -> f16 of 2^-8 times the value: sign, one zero, then exponent and mantissa. */
 static inline __m256i e4m3_to_f16(__m256i high)
 {
     return _mm256_and_si256(_mm256_srai_epi16(high, 1), _mm256_set1_epi16((short)0xbfff));

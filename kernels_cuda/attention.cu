@@ -73,8 +73,7 @@ __device__ __forceinline__ uint32_t splits_of(const row_args &args, uint32_t tok
     return min(ft_attention_splits(tokens), args.split_limit);
 }
 
-/* One warp: weight of every split of (z, head) in the sum, divided by the sum of all weights. scaled
- * [splits]. */
+/* One warp: weight of every split of (z, head) in the sum, divided by the sum of all weights. scaled [splits]. */
 __device__ __forceinline__ void weigh_splits(const row_args &args, uint64_t index, uint32_t head,
                                              uint32_t splits, float *scaled, unsigned lane)
 {
@@ -139,8 +138,7 @@ __device__ __forceinline__ void find_keys(const ft_attend_args &a, const visible
               ((uint64_t)kv_head * a.page_tokens + token % a.page_tokens) * a.dim;
 }
 
-/* Scores of the tile's tokens for G heads -> scores[g][token]; -inf beyond `count`. D 0: dims known at run
- * time. */
+/* Scores of the tile's tokens for G heads -> scores[g][token]; -inf beyond `count`. D 0: dims known at run time. */
 template <int G, int D>
 __device__ __forceinline__ void score_tile(const float *q, const float *const *keys, uint32_t count,
                                            uint32_t dim, float scale, float *scores)
@@ -170,8 +168,7 @@ __device__ __forceinline__ void score_tile(const float *q, const float *const *k
         }
 }
 
-/* Running maximum and weight of every head; scores become weights [token][PITCH]; factor: of the sums so far.
- */
+/* Running maximum and weight of every head; scores become weights [token][PITCH]; factor: of the sums so far. */
 template <int G>
 __device__ __forceinline__ void update_softmax(const float *scores, float *weights, float *max, float *sum,
                                                float *factor)

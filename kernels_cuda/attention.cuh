@@ -9,8 +9,7 @@
 
 enum { FT_CUDA_NOT_SUPPORTED = 801 }; /* cudaErrorNotSupported: sizes that no kernel takes */
 
-/* Where k, v and the indexer's part begin in a row of `project`; query_stride between heads: d, or 2 d with
- * gates. */
+/* Where k, v and the indexer's part begin in a row of `project`; query_stride between heads: d, or 2 d with gates. */
 struct ft_qkv_parts {
     uint32_t query_stride, k, v, index;
 };
@@ -24,8 +23,7 @@ static inline struct ft_qkv_parts ft_qkv_parts_of(const struct ft_model *m)
     return parts;
 }
 
-/* Sparse layers: whether a row among those of at most tokens_max tokens may have more blocks than the budget
- * takes. */
+/* Sparse layers: whether a row among those of at most tokens_max tokens may have more blocks than the budget takes. */
 static inline bool ft_selects(const struct ft_cuda *c, uint32_t layer, uint32_t tokens_max)
 {
     const struct ft_model *m = c->model;
@@ -78,8 +76,7 @@ struct ft_attend_args {
     uint64_t k_offset, v_offset;
     const uint32_t *position, *row_sequence, *first_row, *row_count;
     float *const *page;
-    /* sparse layers beyond their budget: [rows, select_stride] as ft_cuda_attention_select writes it; else
-     * NULL */
+    /* sparse layers beyond their budget: [rows, select_stride] as ft_cuda_attention_select writes it; else NULL */
     const uint32_t *select;
     uint64_t select_stride;
     uint32_t ratio;
@@ -88,8 +85,7 @@ struct ft_attend_args {
 /* Sequences with at most this many rows in a prefill step take the decode form, the others the tiled one. */
 #define FT_ATTENTION_SHORT_ROWS 4u
 
-/* The tiled form (attention_tiled.cu): causal attention of the step's sequences with more than `short_rows`
- * rows. */
+/* The tiled form (attention_tiled.cu): causal attention of the step's sequences with more than `short_rows` rows. */
 bool ft_attention_tiled_takes(uint32_t dim);
 int ft_attention_tiled(const struct ft_attend_args *args, uint32_t short_rows, void *stream);
 

@@ -57,8 +57,7 @@ __device__ __forceinline__ void prefetch_keys(const select_args &args)
     }
 }
 
-/* Scores of blocks [begin, begin + CHUNK): eight lanes a key, two keys at once. QUADS: float4 of a key per
- * lane. */
+/* Scores of blocks [begin, begin + CHUNK): eight lanes a key, two keys at once. QUADS: float4 of a key per lane. */
 template <int QUADS>
 __device__ void score_chunk(const select_args &args, const float *q, uint32_t sequence, uint32_t begin,
                             uint32_t blocks, float *scores)
@@ -106,8 +105,7 @@ struct row_keys {
     }
 };
 
-/* Bins of the keys that share `prefix` under `mask`. Where one bin takes most of a warp (ties), one lane
- * adds. */
+/* Bins of the keys that share `prefix` under `mask`. Where one bin takes most of a warp (ties), one lane adds. */
 __device__ void count_bins(const row_keys &keys, uint32_t n, uint32_t mask, uint32_t prefix, int shift,
                            uint32_t *bins)
 {

@@ -54,8 +54,7 @@ static __device__ __forceinline__ uint32_t dense_segment(const struct dense_args
     return s;
 }
 
-/* Outputs of one block tile. With SwiGLU the halves of a warp's tile are of the gate and of the up
- * projection. */
+/* Outputs of one block tile. With SwiGLU the halves of a warp's tile are of the gate and of the up projection. */
 static __host__ __device__ __forceinline__ uint32_t dense_outputs(const struct dense_args *args)
 {
     return WARPS / args->warps_k * (args->finish == FINISH_SWIGLU ? FT_DENSE_TILE / 2 : FT_DENSE_TILE);

@@ -34,8 +34,7 @@
 #define FT_DENSE_TILE 16u /* outputs of a warp */
 #define FT_DENSE_ROWS 16u
 
-/* How weights are read: FT_DENSE_ANY decodes element by element (f32, and shapes that 16-byte loads do not
- * fit). */
+/* How weights are read: FT_DENSE_ANY decodes element by element (f32, and shapes that 16-byte loads do not fit). */
 enum ft_dense_kind { FT_DENSE_BF16, FT_DENSE_FP8, FT_DENSE_NVFP4, FT_DENSE_MXFP4, FT_DENSE_ANY };
 
 static inline enum ft_dense_kind ft_dense_kind_of(const struct ft_matrix *w)
@@ -235,8 +234,7 @@ struct ft_dense_weights {
     uint32_t in, block_in;
 };
 
-/* Half `half` of the tile is outputs [first, first + 8) of w; outputs beyond the last are read as the last
- * one. */
+/* Half `half` of the tile is outputs [first, first + 8) of w; outputs beyond the last are read as the last one. */
 template <int kind>
 static __device__ __forceinline__ void ft_dense_aim_half(struct ft_dense_weights *to, unsigned half,
                                                          const struct ft_matrix *w, uint32_t first)

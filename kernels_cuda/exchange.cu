@@ -95,8 +95,7 @@ static __global__ void wait_fetched_kernel(struct wait_args a)
         *x->fetched_list.group_count = 0;
         x->fetched_list.pair_begin[0] = 0;
     }
-    ft_begin_next(); /* not before: blocks beside this one would keep the kernels of the copy stream waiting
-                      */
+    ft_begin_next(); /* not before: blocks beside this one would keep the kernels of the copy stream waiting */
     if (threadIdx.x == 0 && a.end_stamp)
         *a.end_stamp = ft_global_timer();
 }
@@ -185,8 +184,7 @@ static __global__ void wait_fetched_row_kernel(struct wait_args a)
         x->fetched_list.pair_begin[0] = 0;
     }
     ft_wait_previous();
-    ft_begin_next(); /* not before: blocks beside this one would keep the kernels of the copy stream waiting
-                      */
+    ft_begin_next(); /* not before: blocks beside this one would keep the kernels of the copy stream waiting */
     if (lane == 0 && a.end_stamp)
         *a.end_stamp = ft_global_timer();
 }
@@ -270,8 +268,7 @@ extern "C" int ft_cuda_end(const struct ft_cuda *c, void *stream)
 #define GATHER_FLIGHT 4u /* loads of 16 bytes under way per thread */
 #define GATHER_CHUNK (GATHER_THREADS * GATHER_FLIGHT)
 
-/* Blocks walk chunks of 32 KB over all blobs, so that few blobs and many keep the same number of reads under
- * way. */
+/* Blocks walk chunks of 32 KB over all blobs, so that few blobs and many keep the same number of reads under way. */
 static __global__ void __launch_bounds__(GATHER_THREADS)
     gather_kernel(const char *const *from, char *const *to, uint32_t count, uint64_t units)
 {

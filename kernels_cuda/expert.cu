@@ -192,8 +192,7 @@ struct shared_args {
     uint32_t hidden, blocks; /* blocks of the grid in front of the experts'; 0: no shared expert */
 };
 
-/* SHARED_OUTS outputs per warp, all rows, four at a time. shared_h was there before the kernel in front
- * began. */
+/* SHARED_OUTS outputs per warp, all rows, four at a time. shared_h was there before the kernel in front began. */
 static __device__ void shared_down(const struct shared_args *s)
 {
     uint32_t lane = threadIdx.x & 31, row[SHARED_OUTS];
@@ -243,8 +242,7 @@ static __global__ void __launch_bounds__(DOWN_THREADS, DOWN_BLOCKS)
     ft_begin_next();
     if (blockIdx.x < s.blocks) {
         shared_down(&s);
-        ft_wait_previous(); /* no block ends before everything in front of it: the kernels behind count on it
-                             */
+        ft_wait_previous(); /* no block ends before everything in front of it: the kernels behind count on it */
         return;
     }
     uint32_t group = block / blocks_per_group;
@@ -488,8 +486,7 @@ extern "C" int ft_cuda_experts(const struct ft_cuda *c, uint32_t layer, const st
         return ft_expert_gemm(&a, groups_bound, FT_MIN(list->pairs_max, c->step.rows * m->topk), stream);
     if (!decode)
         return launch_slow(&a, &s, groups_bound, stream);
-    /* Fewer pairs than experts: most groups are one row, and what suits it matters more than a second pass.
-     */
+    /* Fewer pairs than experts: most groups are one row, and what suits it matters more than a second pass. */
     uint32_t at_once = c->step.rows * m->topk <= m->expert_count ? 2 : ROWS_AT_ONCE;
     at_once = FT_MIN(at_once, FT_MAX(rows_bound, 1u));
     /* No group at all, but the shared expert: a grid must have a block, and one group that does not exist. */

@@ -4,8 +4,8 @@
  * is up to 64 of its pairs by two panels of 64 weight rows, which for the up kernel are the gate and the up
  * projection of the same hidden units, so that the activation stays in registers.
  *
- *   grid (panels of outputs, tiles of pairs): groups_bound + pairs / 64 tiles are enough for any list; a
- * block finds its tile by counting, and those that are left over end.
+ *   grid (panels of outputs, tiles of pairs): groups_bound + pairs / 64 tiles are enough for any list; a block
+ *   finds its tile by counting, and those that are left over end.
  *
  * Weights are decoded to bf16 on the way to shared memory, which is exact (scales of fp8 blocks are applied
  * to sums). An activation becomes two bf16 pieces, its upper 16 bits and those of the rest: 2^-16 of it is

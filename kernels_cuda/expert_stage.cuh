@@ -9,12 +9,13 @@
  * padded to an odd number of half bank rows (64 bytes): pieces of neighbouring rows fall into different
  * banks; with units of 4 runs, a run being the columns of 16 bytes of weights. Two ways:
  *
- *   f16 (nvfp4, fp8)    e2m1 times an e4m3 scale has 6 significant bits between 2^-10 and 2688, e4m3 4
- * between 2^-9 and 448: f16 holds them, and few instructions make them. f16 reaches less far than an
- * activation may, so those of a unit share a power of two that brings the largest below 2^15; pieces are 11
- * bits, the second 2^11 and the third 2^22 times as large as they count. What is lost lies 2^-60 below the
- * unit's largest. A unit's sum is multiplied by its power of two. bf16 (bf16, mxfp4)  weights in bf16
- * (expert_weights.cuh), pieces of 8 bits: exactly the activation.
+ *   f16 (nvfp4, fp8)    e2m1 times an e4m3 scale has 6 significant bits between 2^-10 and 2688, e4m3 4 between
+ *                       2^-9 and 448: f16 holds them, and few instructions make them. f16 reaches less far than
+ *                       an activation may, so those of a unit share a power of two that brings the largest below
+ *                       2^15; pieces are 11 bits, the second 2^11 and the third 2^22 times as large as they
+ *                       count. What is lost lies 2^-60 below the unit's largest. A unit's sum is multiplied by
+ *                       its power of two.
+ *   bf16 (bf16, mxfp4)  weights in bf16 (expert_weights.cuh), pieces of 8 bits: exactly the activation.
  */
 #ifndef FT_KERNELS_CUDA_EXPERT_STAGE_CUH
 #define FT_KERNELS_CUDA_EXPERT_STAGE_CUH

@@ -7,8 +7,9 @@
  * 6, e4m3 4. Pairs come in the order that costs fewest instructions; activations are laid out alike. Four
  * pairs are always eight consecutive columns:
  *
- *   bf16   (0, 1) (2, 3) (4, 5) (6, 7)        e4m3  (0, 2) (1, 3) (4, 6) (5, 7)        e2m1  (0, 4) (1, 5)
- * (2, 6) (3, 7)
+ *   bf16   (0, 1) (2, 3) (4, 5) (6, 7)
+ *   e4m3   (0, 2) (1, 3) (4, 6) (5, 7)
+ *   e2m1   (0, 4) (1, 5) (2, 6) (3, 7)
  */
 #ifndef FT_KERNELS_CUDA_EXPERT_WEIGHTS_CUH
 #define FT_KERNELS_CUDA_EXPERT_WEIGHTS_CUH
@@ -147,8 +148,7 @@ static __device__ __forceinline__ struct ft_expert_raw ft_expert_load(const stru
     return raw;
 }
 
-/* Both e4m3 scales of an nvfp4 run as a bf16 pair, times 2^63: bits moved into bf16 are too small by 2^120.
- */
+/* Both e4m3 scales of an nvfp4 run as a bf16 pair, times 2^63: bits moved into bf16 are too small by 2^120. */
 static __device__ __forceinline__ uint32_t ft_expert_nvfp4_scales(uint32_t scale)
 {
     uint32_t bytes = __byte_perm(scale, 0, 0x4140), nan = ((bytes & 0x007f007fu) + 0x00010001u) & 0x00800080u;

@@ -85,8 +85,7 @@ __global__ void __launch_bounds__(THREADS) gemm_kernel(const __grid_constant__ s
     }
     for (uint32_t step = 0; step < steps; step++) {
         ft_copy_async_wait<STAGES - 2>();
-        __syncthreads(); /* this step has arrived for all, and all are done with the buffer that is filled
-                            next */
+        __syncthreads(); /* this step has arrived for all, and all are done with the buffer that is filled next */
         if (step + STAGES - 1 < steps)
             gemm_fetch(&args, shared, step + STAGES - 1);
         ft_copy_async_commit();

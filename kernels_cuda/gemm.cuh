@@ -3,8 +3,8 @@
  * The prefill form of dense products: many rows, bf16 operands on the matrix units, f32 sums. Host functions
  * shared by dense.cu and mix.cu, and where their buffers lie in c->scratch:
  *
- *   | weights of other formats as bf16, a slice at a time | f32 rows [R, widest] | activations bf16 [2, R, in
- * rounded up] |
+ *   | weights of other formats as bf16, a slice at a time | f32 rows [R, widest] |
+ *   | activations bf16 [2, R, in rounded up] |
  *
  * One bf16 is too little for an activation: the router's choices would differ from those of decode steps. So
  * it is the sum of two, high and low, whose products are both added: the error of a product is then 2^-17 of
@@ -21,8 +21,7 @@
 #define FT_GEMM_DEPTH FT_GPU_DEPTH /* columns of a tile; activations are padded to a multiple with zeros */
 #define FT_GEMM_WEIGHT_BYTES FT_GPU_WEIGHT_BYTES /* slice of decoded weights */
 
-/* bf16 activations [rows, columns], columns = in rounded up to FT_GEMM_DEPTH: the high pieces, then the low
- * ones. */
+/* bf16 activations [rows, columns], columns = in rounded up to FT_GEMM_DEPTH: the high pieces, then the low ones. */
 struct ft_gemm_rows {
     uint16_t *x;
     uint32_t rows, columns;

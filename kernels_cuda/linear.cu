@@ -43,8 +43,7 @@ struct linear_args {
     uint64_t *stamp;
 };
 
-/* The convolution at channel `channel` of row `row` of a sequence whose first row is x, without the row's own
- * input. */
+/* The convolution at channel `channel` of row `row` of a sequence whose first row is x, without the row's own input. */
 __device__ __forceinline__ float convolve_older(const linear_args &args, const float *x, const float *tail,
                                                 uint32_t row, uint32_t channel)
 {
@@ -90,8 +89,7 @@ __device__ __forceinline__ float act_of_z(const linear_args &args, float z)
     return args.silu ? ft_silu_device(z) : ft_sigmoid_device(z);
 }
 
-/* The sums of eight values over the lanes 4, 8 and 16 apart: lane bits 4, 3, 2 tell which of the eight is
- * returned. */
+/* The sums of eight values over the lanes 4, 8 and 16 apart: lane bits 4, 3, 2 tell which of the eight is returned. */
 __device__ __forceinline__ float fold(const float sum[8], unsigned lane)
 {
     bool upper = lane & 16, second = lane & 8, odd = lane & 4;
@@ -105,8 +103,7 @@ __device__ __forceinline__ float fold(const float sum[8], unsigned lane)
     return (odd ? pair[1] : pair[0]) + __shfl_xor_sync(0xffffffffu, odd ? pair[0] : pair[1], 4);
 }
 
-/* One row on the warp's columns. v and the result: of the lane's own column (bits 3 and 2); lanes >= 16 have
- * it. */
+/* One row on the warp's columns. v and the result: of the lane's own column (bits 3 and 2); lanes >= 16 have it. */
 template <int QUADS>
 __device__ __forceinline__ float delta_row(float4 (&s)[4 * QUADS], const float4 (&k)[QUADS],
                                            const float4 (&q)[QUADS], float v, float beta, float decay,
@@ -427,8 +424,7 @@ __global__ void __launch_bounds__(GATE_WARPS * 32) gate_rows(linear_args args)
     }
 }
 
-/* Grid (rows, 2 key heads + value heads + 1): one head's convolution, q and k normed; the last unit: beta,
- * decay. */
+/* Grid (rows, 2 key heads + value heads + 1): one head's convolution, q and k normed; the last unit: beta, decay. */
 __global__ void __launch_bounds__(CONV_THREADS) convolve_rows(linear_args args)
 {
     FT_SHARED(float, sums, 33);

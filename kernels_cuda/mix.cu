@@ -2,10 +2,11 @@
 /*
  * Norms and hyper-connection mixers. Decode rows with streams: two kernels.
  *
- *   down   block = 16 outputs of (W_down; W_inject) x one share of the columns. A share lies in one stream,
- * so that the stream's 1 / rms can be multiplied in later: partial sums of W (x (1 + w)), and by blocks of
- * their own the sums of squares of x up     block = 16 hidden values, one warp a stream: adds the partial
- * sums up to t = silu(W_down u / n), then x = mean over streams of sigmoid(W_up t) u; block 0 stores t and s
+ *   down   block = 16 outputs of (W_down; W_inject) x one share of the columns. A share lies in one stream, so
+ *          that the stream's 1 / rms can be multiplied in later: partial sums of W (x (1 + w)), and by blocks of
+ *          their own the sums of squares of x
+ *   up     block = 16 hidden values, one warp a stream: adds the partial sums up to t = silu(W_down u / n), then
+ *          x = mean over streams of sigmoid(W_up t) u; block 0 stores t and s
  *
  * Partial sums lie in c->scratch: f32 [shares, rows, stride], then squares f32 [rows, shares].
  */
@@ -28,8 +29,7 @@ struct mix_norm {
     float eps, one; /* one: 1 when the norm scales by 1 + w */
 };
 
-/* How the columns are shared out: share i is columns [part * (i % per_stream) ...) of stream i / per_stream.
- */
+/* How the columns are shared out: share i is columns [part * (i % per_stream) ...) of stream i / per_stream. */
 struct mix_shares {
     float *sums, *squares; /* [shares, rows, stride], [rows, shares] */
     uint32_t count, per_stream, part, stride;

@@ -55,8 +55,7 @@ static __device__ __forceinline__ float key_value(uint32_t key)
     return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
 
-/* Keys of a row in the lanes of a warp: lane l has experts l, l + 32, ... Those beyond `held` are read again.
- */
+/* Keys of a row in the lanes of a warp: lane l has experts l, l + 32, ... Those beyond `held` are read again. */
 struct row_keys {
     uint32_t key[CHOOSE_HELD]; /* 0 = taken, or no such expert: below every number's key */
     const float *logits;

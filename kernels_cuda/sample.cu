@@ -5,10 +5,9 @@
  * Kernel 1, many blocks a row: best token and number of finite logits of a slice. Kernel 2, one block a row:
  * greedy rows are done at once. Others need the best tokens up to a count (top-k) or a mass (top-p), and then
  * the token at which the running mass passes a random share. All three are the same question: the largest
- * rank T such that the tokens of rank
- * >= T hold at least so much; it is answered bit by bit, with a sum over the block a bit. A rank is the
- * logit's bits in ascending order, then the inverted id, so that equal logits rank by ascending id and every
- * rank is unique.
+ * rank T such that the tokens of rank >= T hold at least so much; it is answered bit by bit, with a sum over
+ * the block a bit. A rank is the logit's bits in ascending order, then the inverted id, so that equal logits
+ * rank by ascending id and every rank is unique.
  *
  * Masses are integers (weights times 2^43): their sums depend on no order. Tokens of weight >= 2^-20 are
  * gathered in shared memory; nearly always the answer lies among them, and the vocabulary is not read again.
@@ -198,8 +197,7 @@ static __device__ __forceinline__ uint64_t sample_search(const struct sample_poo
     return rank;
 }
 
-/* Weights of all tokens, and the ids of the likely ones; gathered [GATHERED_MAX]. Returns how many are
- * likely. */
+/* Weights of all tokens, and the ids of the likely ones; gathered [GATHERED_MAX]. Returns how many are likely. */
 static __device__ __forceinline__ uint32_t sample_weigh(const float *logits, float *weights, uint32_t vocab,
                                                         float best, float temperature, uint32_t *gathered,
                                                         uint32_t *gathered_count)

@@ -45,8 +45,7 @@ uint32_t ft_place_begin(struct ft_place_state *state, const struct ft_layer_in *
  * evict_lru.h), else it stays on the CPU with NO_SLOT. */
 void ft_place_fetch(struct ft_place_state *state, const struct ft_layer_in *in, struct ft_layer_out *out,
                     uint32_t count, enum ft_reason reason, bool reuse);
-/* A policy's `prepare` whose state begins with struct ft_place_state: finds the next victims when few are
- * left. */
+/* A policy's `prepare` whose state begins with struct ft_place_state: finds the next victims when few are left. */
 void ft_place_prepare(void *state, const struct ft_slot_view *slots, uint32_t step);
 /* After ft_place_fetch: asks for copies ahead of up to `count` of the collected misses from `first` on that
  * the CPU computes now, so that they are resident at their next use. They take the slots that LRU would take

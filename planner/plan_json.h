@@ -9,8 +9,7 @@
 
 #include "graph/plan.h"
 
-/* smallest: two plans of ft_plan_smallest_gpu, by enum ft_dense, of which their memory is told; NULL = none.
- */
+/* smallest: two plans of ft_plan_smallest_gpu, by enum ft_dense, of which their memory is told; NULL = none. */
 int ft_plan_to_json(const struct ft_plan *plan, const struct ft_plan *smallest, char **text,
                     struct ft_error *err);
 

@@ -4,17 +4,22 @@
  * loaded.
  *
  * What is chosen when the user does not say (every number also stands, with its reason, in the memory table):
- *   device      none for `cpu` and for `auto` on a machine without a GPU; the GPU when there is one; else the
- * host device (slots and link in RAM) for the strategies that need a device auto        cpu without a device;
- * fused when every expert fits; hybrid with the measured share when the profile has the contended pair; else
- * offload workers     usable cores - (1 if a device is present and usable > 2), at least 1 slots       fused:
- * every expert. GPU: what the device's memory holds when everything else is in. Host device: a quarter of all
- * experts, at least topk x sequences. cpu: none. Tiny builds: 1 staging     per half min(experts of a layer,
- * chunk rows x topk, 64 MiB of experts), at least 1; fused: 1, for an expert that is missing at start; none
- * without slots kv tokens   min(positions, 8192), rounded up to pages, plus one page per further sequence
- * (each may end in a page of its own) sequences   8 chunk       128 rows, but no more than kv tokens, and a
- * workspace of at most 48 MiB (not below 8 rows) snapshots   8 sequence states, at most the larger of 64 MiB
- * and two states (rollback and prefix reuse need one each); none for models whose state can be cut anywhere
+ *   device      none for `cpu` and for `auto` on a machine without a GPU; the GPU when there is one; else the host
+ *               device (slots and link in RAM) for the strategies that need a device
+ *   auto        cpu without a device; fused when every expert fits; else its policy chooses, layer by layer
+ *   workers     usable cores - 1 if a device is present and usable > 2 (- 2 with a GPU and usable >= 8), at least 1
+ *   slots       fused: every expert. GPU: what the device's memory holds when everything else is in. Host device: a
+ *               quarter of all experts, at least topk x sequences. cpu: none. Tiny builds: 1
+ *   staging     per half min(experts of a layer, chunk rows x topk, 64 MiB of experts, or a whole layer when it is at
+ *               most 1/32 of the GPU's memory), at least 1; fused: 1, for an expert that is missing at start; none
+ *               without a device, nor on the host device without slots
+ *   kv tokens   min(positions, 8192), rounded up to pages, plus one page per further sequence (each may end in a
+ *               page of its own)
+ *   sequences   8
+ *   chunk       128 rows (a GPU: 2048), but no more than kv tokens, and a workspace of at most 48 MiB or 1/64 of the
+ *               GPU's memory (not below 8 rows)
+ *   snapshots   8 sequence states, at most the larger of 64 MiB and two states (rollback and prefix reuse need one
+ *               each); none for models whose state can be cut anywhere
  * Where these do not fit, slots (down to topk), snapshots, kv tokens, sequences and at last slots again are
  * halved until they do, as far as that helps; what the user asked for is never changed.
  *

@@ -2,10 +2,11 @@
 /*
  * auto: of all splits of a layer's misses (f of them fetched, the rest on the CPU) the one that ends first.
  *
- *   link   = queue + fixed + f * bytes / rate         rate: alone, or with the CPU at work (0 < f < misses)
+ *   link   = queue + fixed + f * bytes / rate                    rate: alone, or with the CPU at work (0 < f < misses)
  *   fetch  = max(link, residents computed) + f * bytes / device rate
- *   cpu    = queue + fixed + sum of rows factors * bytes / rate      rows factor: 1 up to 2 rows, then rows /
- * 2 end    = max(fetch, cpu)        score = end - f * (what a fetched expert saves later)
+ *   cpu    = queue + fixed + sum of rows factors * bytes / rate  rows factor: 1 up to 2 rows, then rows / 2
+ *   end    = max(fetch, cpu)
+ *   score  = end - f * (what a fetched expert saves later)
  *
  * Which ones are fetched: those with most work for the CPU (rows above 2), then the most recently used.
  *
@@ -220,8 +221,7 @@ struct split {
     double fetch_ns, cpu_ns, end_ns, score;
 };
 
-/* cpu_experts: sum of the rows factors of those left. resident_ns: until the device has computed what it
- * holds. */
+/* cpu_experts: sum of the rows factors of those left. resident_ns: until the device has computed what it holds. */
 static struct split split_of(const struct auto_state *s, const struct ft_layer_in *in, uint32_t fetched,
                              double cpu_experts, double resident_ns)
 {
@@ -254,8 +254,7 @@ static enum way way_of(const struct split *x)
 
 /* ---- the choice ---- */
 
-/* Sorts the misses anew: most work for the CPU first, then the most recently used; returns the sum of rows
- * factors. */
+/* Sorts the misses anew: most work for the CPU first, then the most recently used; returns the sum of rows factors. */
 static double sort_misses(struct auto_state *s, const struct ft_layer_in *in)
 {
     struct ft_pick *misses = &s->place.misses;
@@ -279,8 +278,7 @@ static double resident_ns(const struct auto_state *s, const struct ft_layer_in *
            (in->active_count - misses) * (double)in->expert_bytes * s->device_ns_per_byte;
 }
 
-/* The best split of each way, when every fetched expert saves `value` later; returns the soonest end of all.
- */
+/* The best split of each way, when every fetched expert saves `value` later; returns the soonest end of all. */
 static double walk_splits(const struct auto_state *s, const struct ft_layer_in *in, uint32_t misses,
                           double cpu_experts, double value, struct split best[WAYS], bool exists[WAYS])
 {

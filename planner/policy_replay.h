@@ -28,8 +28,7 @@ struct ft_replay {
 uint64_t ft_replay_count(const struct ft_trace_step *step);
 /* Appends the choices of one step; the caller has room for ft_replay_count more. */
 void ft_replay_append(struct ft_replay *replay, const struct ft_trace_step *step);
-/* After the last append. FT_FORMAT when one expert has two choices in one layer of a step. May allocate
- * (qsort). */
+/* After the last append. FT_FORMAT when one expert has two choices in one layer of a step. May allocate (qsort). */
 int ft_replay_sort(struct ft_replay *replay, struct ft_error *err);
 /* Choices that could not be repeated so far, from the policy's state. */
 uint64_t ft_replay_departures(const void *state);

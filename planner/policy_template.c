@@ -13,8 +13,7 @@
 
 #define WINDOW 8u
 
-/* `state` is zeroed memory of state_bytes(); embed struct ft_place_state first when you add fields of your
- * own. */
+/* `state` is zeroed memory of state_bytes(); embed struct ft_place_state first when you add fields of your own. */
 static void decide_layer(void *state, const struct ft_layer_in *in, struct ft_layer_out *out)
 {
     struct ft_place_state *place = state;

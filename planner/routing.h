@@ -10,11 +10,15 @@
  * techniques for storage hierarchies", 1970.
  *
  * The curve that the depths were fitted to, one row, 512 experts, 10 a token (other expert counts: the same
- * share of the experts; other topk: the same depths): slots per layer   11    78    93   186   279   372 LRU
- * hits         13%   39%   43%   62%   72%   79% The first value is the middle of the 8 - 18% that 11 slots
- * have shown, the others are the target. Between two of them depths are equally likely. What the model leaves
- * out: experts that are popular all the time (a static placement is worth only its share of the experts
- * here), and anything that rows have in common (a batch overlaps only by chance).
+ * share of the experts; other topk: the same depths):
+ *
+ *   slots per layer   11    78    93   186   279   372
+ *   LRU hits         13%   39%   43%   62%   72%   79%
+ *
+ * The first value is the middle of the 8 - 18% that 11 slots have shown, the others are the target. Between
+ * two of them depths are equally likely. What the model leaves out: experts that are popular all the time (a
+ * static placement is worth only its share of the experts here), and anything that rows have in common (a
+ * batch overlaps only by chance).
  *
  * The counters see what the engine sees: the distinct experts of a (step, layer), resident or not when its
  * router has run. One pool over all layers.
@@ -59,11 +63,12 @@ void ft_routing_count_active(const struct ft_routing *routing, uint32_t first, u
                              struct ft_routing_count *count);
 /*
  * Steps 0 .. first + steps - 1 are replayed, [first, first + steps) are counted; entries repeat as in the
- * engine. expert_count: of a layer. warm may be NULL. lru     every miss is fetched, the slots of
- * planner/evict_lru.h are taken: what `offload` does belady  after each layer the slots keep the experts that
- * are needed again soonest, whether they were fetched or not: no policy, with any knowledge of the future,
- * has fewer misses over the replayed steps. Source: Belady, "A study of replacement algorithms for a
- * virtual-storage computer", 1966
+ * engine. expert_count: of a layer. warm may be NULL.
+ *
+ *   lru     every miss is fetched, the slots of planner/evict_lru.h are taken: what `offload` does
+ *   belady  after each layer the slots keep the experts that are needed again soonest, whether they were fetched
+ *           or not: no policy, with any knowledge of the future, has fewer misses over the replayed steps. Source:
+ *           Belady, "A study of replacement algorithms for a virtual-storage computer", 1966
  */
 int ft_routing_lru(const struct ft_routing *routing, uint32_t expert_count, uint32_t slot_count,
                    const struct ft_routing_warm *warm, uint32_t first, uint32_t steps,

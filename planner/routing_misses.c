@@ -107,8 +107,7 @@ static void lru_take(struct lru *lru, uint32_t slot, uint32_t layer, uint32_t ex
     lru->map[(uint64_t)layer * lru->expert_count + expert] = slot;
 }
 
-/* One layer as the step runner does it (jobs/expand.c), with the policy that the engine runs. Returns the
- * misses. */
+/* One layer as the step runner does it (jobs/expand.c), with the policy that the engine runs. Returns the misses. */
 static uint32_t lru_layer(struct lru *lru, uint32_t layer, const uint32_t *active, uint32_t count,
                           uint32_t step)
 {

@@ -206,8 +206,7 @@ static FILE *create(const char *dir, const char *format, uint32_t shard)
     return file;
 }
 
-/* The specs [from, to) of one shard; the bytes of its header come back. 0 when the filesystem takes no such
- * file. */
+/* The specs [from, to) of one shard; the bytes of its header come back. 0 when the filesystem takes no such file. */
 static uint64_t write_shard(const char *dir, uint32_t from, uint32_t to)
 {
     FILE *file = create(dir, "model-%05u-of-%05u.safetensors", specs[from].shard);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Trace files as they come, and the same bytes with every frame signed again, so that the checksum hides
- * nothing. */
+/* Trace files as they come, and the same bytes with every frame signed again, so that the checksum hides nothing. */
 #include "graph/trace.h"
 
 #include <stdlib.h>

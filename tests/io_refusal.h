@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A child process in which a system call, or O_DIRECT, is refused, as a container or a filesystem refuses it.
- */
+/* A child process in which a system call, or O_DIRECT, is refused, as a container or a filesystem refuses it. */
 #ifndef FT_TESTS_IO_REFUSAL_H
 #define FT_TESTS_IO_REFUSAL_H
 

@@ -2,8 +2,8 @@
 /*
  * The project's own asserts for tests. A test program is a list of functions named by behaviour:
  *
- *     TEST(arena_refuses_more_than_it_has) { ... CHECK(x == y); CHECK_EQ(a, b); CHECK_OK(call(..., &err),
- * &err); } TEST_MAIN(RUN(arena_refuses_more_than_it_has) RUN(...))
+ *     TEST(arena_refuses_more_than_it_has) { ... CHECK(x == y); CHECK_EQ(a, b); CHECK_OK(call(..., &err), &err); }
+ *     TEST_MAIN(RUN(arena_refuses_more_than_it_has) RUN(...))
  *
  * A failed check prints file, line and values, is counted, and the test goes on (REQUIRE stops the test
  * function). Exit code 0 = all passed, 1 = a check failed or nothing was checked, 77 = skipped.

@@ -175,8 +175,7 @@ static void check_batched(const char *dir, const struct reference *ref, const st
     CHECK_OK(ft_engine_close(&engine, &err), &err);
 }
 
-/* ThreadSanitizer is a hundred times slower: the whole prompt at once, and the odd chunk with random delays.
- */
+/* ThreadSanitizer is a hundred times slower: the whole prompt at once, and the odd chunk with random delays. */
 #ifdef __SANITIZE_THREAD__
 #define CHUNK_STEP 2u
 #else

@@ -127,8 +127,7 @@ TEST(sampled_text_is_the_same_alone_and_batched_and_with_any_workers)
     prompts_free(&p);
 }
 
-/* A long prompt, then the same with another tail: the second starts from a snapshot and says the same as
- * without. */
+/* A long prompt, then the same with another tail: the second starts from a snapshot and says the same as without. */
 TEST(a_shared_prefix_is_reused_from_a_snapshot_and_changes_nothing)
 {
     struct prompts p;
@@ -189,8 +188,7 @@ TEST(bad_requests_are_refused_with_the_way_out)
     CHECK_OK(ft_engine_close(&engine, &err), &err);
 }
 
-/* A damaged embedding row fails the sequence that uses the token, and no other; mended, it resumes and ends
- * well. */
+/* A damaged embedding row fails the sequence that uses the token, and no other; mended, it resumes and ends well. */
 TEST(a_sequence_that_is_not_a_number_fails_alone_and_resumes)
 {
     struct prompts p;

@@ -156,8 +156,7 @@ TEST(parts_are_sorted_disjoint_and_inside_files_and_arena)
     }
 }
 
-/* Every byte of the arena is written by at most one part: apply marks of 0xff-free data into a counting
- * arena. */
+/* Every byte of the arena is written by at most one part: apply marks of 0xff-free data into a counting arena. */
 TEST(destinations_do_not_overlap)
 {
     for (size_t f = 0; f < sizeof fixtures / sizeof fixtures[0]; f++) {

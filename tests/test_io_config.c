@@ -15,8 +15,7 @@ static char *read_config(const char *dir)
 }
 
 /* A fixture's config with keys replaced: `changes` is an object merged into the inner config; a key whose
- * value is
- * "__drop" is removed. */
+ * value is "__drop" is removed. */
 static int parse_changed(const char *fixture, const char *changes, struct ft_model *model,
                          struct ft_error *err)
 {

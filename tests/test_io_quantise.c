@@ -127,8 +127,7 @@ TEST(weights_come_back_within_a_sixteenth_of_themselves)
 
 TEST(ties_go_to_the_even_code)
 {
-    /* scale 1: the block's largest is 448. Halfway between neighbours, normal and subnormal, and next to it.
-     */
+    /* scale 1: the block's largest is 448. Halfway between neighbours, normal and subnormal, and next to it. */
     static const struct {
         float value;
         uint8_t code;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The scanner of headers and indices against a JSON library that reads the same texts: whole ones and damaged
- * ones. */
+/* The scanner of headers and indices against a JSON library that reads the same texts: whole ones and damaged ones. */
 #include "io/safetensors.h"
 #include "io/shard_index.h"
 #include "tests/checkpoint_files.h"

@@ -184,8 +184,7 @@ TEST(reads_at_and_past_the_end_are_short)
     }
 }
 
-/* A pipe has no offset: pread says ESPIPE; io_uring would wait for the writer, which is what the timeout is
- * for. */
+/* A pipe has no offset: pread says ESPIPE; io_uring would wait for the writer, which is what the timeout is for. */
 TEST(errors_come_back_as_errno_and_waits_are_bounded)
 {
     struct ft_error err;

@@ -312,8 +312,7 @@ TEST(a_slot_that_fills_is_kept_through_a_failed_step_and_a_fetch_may_overtake)
     ft_prefetch_settle(step, 0);
     CHECK_EQ(slots->busy[0] + slots->busy[1], 0);
     CHECK_EQ(rings[0].count, 1); /* the copy */
-    /* The slot is taken again while the overtaken entry still stands in the ring: it must not copy any more.
-     */
+    /* The slot is taken again while the overtaken entry still stands in the ring: it must not copy any more. */
     out.prefetch_layer[0] = 0;
     out.prefetch_expert[0] = 1;
     out.prefetch_victim[0] = 1;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The measuring code on a small bank; with arguments "full THREADS MIB ROUNDS" it prints a table of this
- * machine. */
+/* The measuring code on a small bank; with arguments "full THREADS MIB ROUNDS" it prints a table of this machine. */
 #include "kernels_cpu/bench_kernels.h"
 #include "tests/test.h"
 

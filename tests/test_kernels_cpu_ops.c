@@ -100,8 +100,7 @@ static bool isa_start(struct ft_kernels *kernels, enum ft_isa isa)
     return true;
 }
 
-/* What rounding activations to int8 adds: each errs by up to half a step of 1/127 of the largest of its 16.
- */
+/* What rounding activations to int8 adds: each errs by up to half a step of 1/127 of the largest of its 16. */
 static double int8_error(enum ft_isa isa, const struct ft_matrix *w, uint32_t o, const float *x)
 {
     bool packed =

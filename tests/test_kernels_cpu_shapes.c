@@ -94,8 +94,8 @@ static bool is_packed(enum ft_format format)
 
 /*
  * How far a dot product may be off: a few roundings of sum |w x|, more where one sum runs through all columns
- * (AMX); and for packed formats half a step of the
- * fixed point, whose steps are 2^-22 (int8: 1/127) of the largest of 16 columns and never below 2^-126.
+ * (AMX); and for packed formats half a step of the fixed point, whose steps are 2^-22 (int8: 1/127) of the
+ * largest of 16 columns and never below 2^-126.
  */
 static double bound(enum ft_isa isa, const struct ft_matrix *w, uint32_t o, const float *x)
 {

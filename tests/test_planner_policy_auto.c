@@ -379,8 +379,7 @@ TEST(the_links_idle_time_makes_experts_of_the_cpu_resident)
     ahead_max = 0;
 }
 
-/* They are believed to cost nothing; when steps are longer with them, they end but for a trial now and then.
- */
+/* They are believed to cost nothing; when steps are longer with them, they end but for a trial now and then. */
 TEST(copies_ahead_that_cost_time_come_to_an_end)
 {
     make_routing();

@@ -209,8 +209,7 @@ TEST(lru_of_layers_and_rows_breaks_ties_as_the_engine_does)
         }
 }
 
-/* The fewest misses from (step, layer) `group` on with the residents as a bit set, trying every subset to
- * keep. */
+/* The fewest misses from (step, layer) `group` on with the residents as a bit set, trying every subset to keep. */
 static uint32_t fewest(const struct ft_routing *routing, uint32_t group, uint32_t residents, uint32_t slots,
                        int32_t *memo)
 {

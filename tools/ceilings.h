@@ -3,11 +3,11 @@
  * What this machine can move and compute, measured on the very weights that a benchmark uses: the yardstick
  * of its bounds. Each figure is the better of two rounds, because other programs only make a round slower.
  *
- *   cpu_read     plain sums over the experts, best of 1, 2, 4 .. all usable cores, with and without
- * prefetching device_read  host device: one core's read; a GPU: what its lane measured
- * (options.device_read_bytes_per_s) link         whole experts, RAM -> device, one after the other, by the
- * mover cpu_expert   whole experts at 1 row, all workers both_*       experts on all workers while the mover
- * copies
+ *   cpu_read     plain sums over the experts, best of 1, 2, 4 .. all usable cores, with and without prefetching
+ *   device_read  host device: one core's read; a GPU: what its lane measured (options.device_read_bytes_per_s)
+ *   link         whole experts, RAM -> device, one after the other, by the mover
+ *   cpu_expert   whole experts at 1 row, all workers
+ *   both_*       experts on all workers while the mover copies
  *
  * 0 = not measured (no device, no mover). Experts are taken in a random order from all layers. Threads:
  * starts and joins its own; call from one thread. Errors: FT_MEMORY, FT_SYSTEM.

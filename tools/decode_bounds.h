@@ -2,12 +2,14 @@
 /*
  * How fast a decode step could be: bytes that it must read and move, over what the machine reads and moves.
  *
- *   device bytes   dense weights and head once, recurrent state read and written and keys and values read per
- * row, experts found in slots, and those fetched (the device reads them too) missing bytes  the others, by
- * the mover of the strategy: offload, fused   link alone cpu              CPU experts alone hybrid, auto both
- * at once, as measured together serial         device bytes / device bandwidth + missing bytes / mover:
- * nothing overlaps overlap        the larger of the two: everything overlaps. No run of this strategy with
- * these misses is faster.
+ *   device bytes   dense weights and head once, recurrent state read and written and keys and values read per row,
+ *                  experts found in slots, and those fetched (the device reads them too)
+ *   missing bytes  the others, by the mover of the strategy:
+ *                    offload, fused   link alone
+ *                    cpu              CPU experts alone
+ *                    hybrid, auto     both at once, as measured together
+ *   serial         device bytes / device bandwidth + missing bytes / mover: nothing overlaps
+ *   overlap        the larger of the two: everything overlaps. No run of this strategy with these misses is faster.
  *
  * Without a device the CPU does all: serial = dense at the read ceiling and experts at the speed of the
  * kernels, overlap = every byte at the read ceiling. Threads: pure.

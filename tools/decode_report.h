@@ -41,13 +41,11 @@ struct ft_decode_report {
     uint32_t row_count;
 };
 
-/* Date, and GPU and driver as the kernel names them; "" when there is none. Command: the arguments, joined.
- */
+/* Date, and GPU and driver as the kernel names them; "" when there is none. Command: the arguments, joined. */
 void ft_decode_report_init(struct ft_decode_report *report, int argc, char **argv);
 /* b - a of every field. */
 void ft_decode_stats_subtract(struct ft_session_stats *b, const struct ft_session_stats *a);
-/* Distinct experts and misses of a row's timed steps, as the engine counted them (without slots: all miss).
- */
+/* Distinct experts and misses of a row's timed steps, as the engine counted them (without slots: all miss). */
 void ft_decode_row_experts(const struct ft_decode_row *row, uint64_t *active, uint64_t *misses);
 
 /* As text: what all rows share, and a row. The head wants everything but `rows`. */

@@ -4,8 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
-/* Colours that differ in lightness too, for eyes that do not tell red from green. Source: Okabe and Ito,
- * 2008. */
+/* Colours that differ in lightness too, for eyes that do not tell red from green. Source: Okabe and Ito, 2008. */
 static const char *const class_colours[FT_CLASS_COUNT] = {
     [FT_CLASS_ATTENTION] = "#56b4e9", [FT_CLASS_ROUTER] = "#000000", [FT_CLASS_EXPERT] = "#e69f00",
     [FT_CLASS_SHARED] = "#f0e442",    [FT_CLASS_FETCH] = "#0072b2",  [FT_CLASS_PLE] = "#cc79a7",

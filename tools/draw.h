@@ -3,9 +3,11 @@
  * Pictures and tables of a step: a compiled graph (what will be done) or a recorded step (what was done, and
  * when).
  *
- *   text  table per layer and totals by class          dot  jobs as nodes, edges as they are (recorded: order
- * per thread) json  everything, for other programs               svg  recorded: a schedule, one row per
- * thread, time to the right compiled: one row per lane, dependency depth to the right
+ *   text  table per layer and totals by class
+ *   dot   jobs as nodes, edges as they are (recorded: order per thread)
+ *   json  everything, for other programs
+ *   svg   recorded: a schedule, one row per thread, time to the right
+ *         compiled: one row per lane, dependency depth to the right
  *
  * Exactly one of graph and step is set. Text of a trace is never trusted: it is escaped, and numbers are
  * bounded. Ownership: everything in struct ft_draw is the caller's. Threads: one at a time. Errors: FT_IO

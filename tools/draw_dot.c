@@ -40,8 +40,7 @@ static void put_graph_nodes(const struct ft_draw *draw, FILE *out)
     }
 }
 
-/* The reserved range of a layer stands between its router and its combine; its jobs exist only in a running
- * step. */
+/* The reserved range of a layer stands between its router and its combine; its jobs exist only in a running step. */
 static void put_reserved(const struct ft_draw *draw, FILE *out)
 {
     const struct ft_graph *graph = draw->graph;

@@ -35,8 +35,7 @@ static void print_help(FILE *out)
         "Ctrl-C.\n");
 }
 
-/* With a standard stream closed, the next file opened would get its number, and reports would be written into
- * it. */
+/* With a standard stream closed, the next file opened would get its number, and reports would be written into it. */
 static void fill_standard_streams(void)
 {
     for (int fd = 0; fd < 3; fd++)

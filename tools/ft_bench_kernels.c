@@ -188,8 +188,7 @@ static uint64_t last_level_bytes(void)
     return kib ? (uint64_t)kib << 10 : known > 0 ? (uint64_t)known : 0;
 }
 
-/* Eight times the last-level caches, so that even the quarter that is read with many rows comes from memory.
- */
+/* Eight times the last-level caches, so that even the quarter that is read with many rows comes from memory. */
 static uint64_t default_bank(const struct ft_topology *topology)
 {
     uint64_t wanted = 8 * last_level_bytes() * FT_MAX(topology->l3_domain_count, 1u);

@@ -178,8 +178,7 @@ static void print_json(const struct verification *v, const struct ft_engine *eng
 
 /* ---- the command ---- */
 
-/* The plan must know how many rows the reference has, so it is read first; its model comes from the headers.
- */
+/* The plan must know how many rows the reference has, so it is read first; its model comes from the headers. */
 static int open_reference(struct verification *v, const struct ft_verify_options *options, const char *path,
                           struct ft_error *err)
 {

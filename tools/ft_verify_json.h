@@ -12,8 +12,7 @@ struct ft_verify_options {
     bool json;
 };
 
-/* {"prompts": [{"prompt", "prompt_ids", "greedy_ids", "clear_margin"}, ...]}; prints the report; *good = all
- * equal. */
+/* {"prompts": [{"prompt", "prompt_ids", "greedy_ids", "clear_margin"}, ...]}; prints the report; *good = all equal. */
 int ft_verify_json(const struct ft_verify_options *options, const char *path, bool *good,
                    struct ft_error *err);
 

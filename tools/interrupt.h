@@ -16,8 +16,7 @@
 struct ft_session;
 
 void ft_interrupt_begin(void);
-/* From here on the first signal kills: for measurements that leave nothing behind and ask nobody in their
- * loops. */
+/* From here on the first signal kills: for measurements that leave nothing behind and ask nobody in their loops. */
 void ft_interrupt_end(void);
 /* The session to interrupt; NULL before it is closed. A signal that came earlier interrupts it at once. */
 void ft_interrupt_watch(struct ft_session *session);

@@ -8,8 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Copies what follows "key ... :" in the first line of root/path that begins with key; false when there is
- * none. */
+/* Copies what follows "key ... :" in the first line of root/path that begins with key; false when there is none. */
 static bool find_line(const char *root, const char *path, const char *key, char *value, size_t cap)
 {
     char name[512], line[512];

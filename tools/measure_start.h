@@ -31,8 +31,7 @@ struct ft_measure_options {
 
 /* Whether the plan wants it: strategy auto, not deterministic, rates not known yet. */
 bool ft_measure_wanted(const struct ft_plan *plan, const struct ft_machine *machine);
-/* Fills the rates of link and experts in `machine`, which stays as it was on failure. *mover: NULL without a
- * GPU. */
+/* Fills the rates of link and experts in `machine`, which stays as it was on failure. *mover: NULL without a GPU. */
 int ft_measure_start(const struct ft_measure_options *options, struct ft_machine *machine,
                      struct ft_gpu_mover **mover, struct ft_error *err);
 

@@ -79,16 +79,13 @@ struct ft_engine {
     struct ft_session *session;
 };
 
-/* --model, or the demo model: $FT_DEMO_MODEL, else next to the executable. Says on stderr when the demo is
- * taken. */
+/* --model, or the demo model: $FT_DEMO_MODEL, else next to the executable. Says on stderr when the demo is taken. */
 int ft_engine_find_dir(const struct ft_open_options *options, char *dir, size_t cap, struct ft_error *err);
 /* Headers, machine and plan. The plan may say that it does not fit. */
 int ft_engine_plan(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err);
-/* The same and then everything up to a session that can step. FT_MEMORY with advice when the plan does not
- * fit. */
+/* The same and then everything up to a session that can step. FT_MEMORY with advice when the plan does not fit. */
 int ft_engine_open(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err);
-/* What an engine may be given instead of a checkpoint. All of it stays the caller's and outlives the engine.
- */
+/* What an engine may be given instead of a checkpoint. All of it stays the caller's and outlives the engine. */
 struct ft_engine_parts {
     const struct ft_model *model;
     const struct ft_weight_sizes *sizes;

@@ -3,8 +3,7 @@
  * The option parser that every command shares: tables of long options over plain structs.
  *
  *     static const struct ft_option table[] = {
- *         FT_OPTION(struct ft_run_options, max_tokens, FT_OPTION_U32, "max-tokens", "N", "tokens to
- * generate"),
+ *         FT_OPTION(struct ft_run_options, max_tokens, FT_OPTION_U32, "max-tokens", "N", "tokens to generate"),
  *     };
  *     struct ft_option_group groups[] = {{"Generation", table, FT_COUNT_OF(table), &run}};
  *

@@ -37,8 +37,7 @@ struct ft_run {
 int ft_run_begin(struct ft_run *run, const struct ft_run_options *options, bool chat, struct ft_error *err);
 /* The engine, with a KV pool for `sequences` of tokens_each where the user left it open. */
 int ft_run_open_engine(struct ft_run *run, uint64_t tokens_each, uint32_t sequences, struct ft_error *err);
-/* Tokens to generate behind a prompt when `sequences` share the KV pool: --max-tokens, or what there is room
- * for. */
+/* Tokens to generate behind a prompt when `sequences` share the KV pool: --max-tokens, or what there is room for. */
 uint32_t ft_run_max_tokens(const struct ft_run *run, uint32_t prompt_count, uint32_t sequences);
 /* Closes everything. FT_IO when the trace is incomplete. */
 int ft_run_end(struct ft_run *run, struct ft_error *err);

@@ -47,8 +47,7 @@ struct recipe {
     uint32_t global_offset; /* FT_NONE without */
 };
 
-/* Runs twice over the same code: with a counting arena (addresses are NULL), then with the real one. Errors
- * stick. */
+/* Runs twice over the same code: with a counting arena (addresses are NULL), then with the real one. Errors stick. */
 struct maker {
     const struct ft_model *model;
     enum ft_format format;

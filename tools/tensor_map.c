@@ -19,8 +19,7 @@ static uint64_t spec_bytes(const struct ft_tensor_spec *spec)
     return bytes;
 }
 
-/* The header as safetensors wants it, padded with spaces so that data begins at a multiple of 64; malloc'ed.
- */
+/* The header as safetensors wants it, padded with spaces so that data begins at a multiple of 64; malloc'ed. */
 static char *make_header(const struct ft_tensor_spec *specs, uint32_t count, uint64_t *bytes,
                          uint64_t *data_bytes)
 {

@@ -87,8 +87,7 @@ static void settle(struct ft_text_out *out)
 bool ft_text_out_push(struct ft_text_out *out, const char *text, size_t bytes)
 {
     while (bytes && !out->stopped && !out->failed) {
-        /* After settling at most a stop string less a byte, and 3 bytes of a character, are held: there is
-         * room. */
+        /* After settling at most a stop string less a byte, and 3 bytes of a character, are held: there is room. */
         size_t part = FT_MIN(bytes, sizeof out->held - out->held_bytes);
         memcpy(out->held + out->held_bytes, text, part);
         out->held_bytes += (uint32_t)part;

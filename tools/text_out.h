@@ -3,8 +3,8 @@
  * Text of one sequence on its way to the reader: bytes in as tokens bring them, text out as soon as it is
  * certain.
  *
- *   push("Hello wor") -> "Hello wor"      stop string "world": "wor" may begin it, so "Hello " goes out,
- * "wor" waits push("th")        -> "worth"          ... it did not: everything goes out
+ *   push("Hello wor") -> "Hello "   stop string "world": "wor" may begin it, so "Hello " goes out, "wor" waits
+ *   push("th")        -> "worth"    it did not: everything goes out
  *
  * Held back: the longest tail that may be the beginning of a stop string, and an incomplete UTF-8 character.
  * A stop string ends the text in front of it; what follows is dropped. Ownership: stop strings are the

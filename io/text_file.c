@@ -38,6 +38,10 @@ int ft_text_file_read(const char *path, size_t bytes_max, bool optional, char **
 {
     *out = NULL;
     *bytes = 0;
+    struct stat info;
+    if (stat(path, &info) == 0 &&
+        S_ISFIFO(info.st_mode)) /* before it is opened, which would wait for a writer */
+        return ft_error_set(err, FT_IO, "%s: is a pipe, wanted a regular file", path);
     FILE *file = fopen(path, "rbe");
     if (!file) {
         if (optional && errno == ENOENT)

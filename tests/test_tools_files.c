@@ -28,6 +28,14 @@ static const char *in_folder(const char *name)
     return to;
 }
 
+/* Where this process keeps `name` until it is whole. */
+static const char *part_of(const char *name)
+{
+    char part[64];
+    snprintf(part, sizeof part, "%s.part.%ld", name, (long)getpid());
+    return in_folder(part);
+}
+
 static void write_text(const char *path, const char *text)
 {
     FILE *file = fopen(path, "w");
@@ -151,9 +159,9 @@ TEST(abandoned_tensor_map_leaves_nothing)
     struct ft_tensor_map map;
     struct ft_error err;
     CHECK_OK(ft_tensor_map_create(&map, in_folder("gone"), &spec, 1, &err), &err);
-    CHECK(access(in_folder("gone.part"), F_OK) == 0);
+    CHECK(access(part_of("gone"), F_OK) == 0);
     ft_tensor_map_abandon(&map);
-    CHECK(access(in_folder("gone.part"), F_OK) != 0);
+    CHECK(access(part_of("gone"), F_OK) != 0);
     ft_tensor_map_abandon(&map);
     CHECK_FAILS(ft_tensor_map_create(&map, in_folder("no/such"), &spec, 1, &err), FT_IO, "no/such", &err);
     CHECK_FAILS(ft_tensor_map_create(&map, folder, &spec, 1, &err), FT_IO, "not a regular file", &err);
@@ -172,7 +180,7 @@ TEST(tensor_map_without_room_fails_before_any_work)
     setrlimit(RLIMIT_FSIZE, &limit);
     CHECK_FAILS(ft_tensor_map_create(&map, in_folder("big"), &spec, 1, &err), FT_IO, "no room for", &err);
     setrlimit(RLIMIT_FSIZE, &old);
-    CHECK(access(in_folder("big.part"), F_OK) != 0);
+    CHECK(access(part_of("big"), F_OK) != 0);
 }
 
 static void check_ids(const char *text, uint32_t wanted)

@@ -95,8 +95,9 @@ static const struct ft_option table[] = {
     {"isa", "NAME", "kernels: ref, avx2, avx2vnni, avx512, avx512vnni, avx512amx", "the best of this core",
      FT_OPTION_STRING, FIELD(isa), 0, 0},
     {"no-pin", NULL, "do not pin workers to cores", NULL, FT_OPTION_CLEAR, FIELD(pin), 0, 0},
-    {"prefetch", "auto|on|off", "strategy auto: copy experts ahead while the link idles; auto: not on a GPU",
-     NULL, FT_OPTION_CHOICE, FIELD(prefetch), 0, 0},
+    {"prefetch", "auto|on|off",
+     "strategy auto: copy experts ahead while the link idles; auto: not on a GPU, nor with --trace", NULL,
+     FT_OPTION_CHOICE, FIELD(prefetch), 0, 0},
     {"trace", "FILE", "write a trace of a single strategy", NULL, FT_OPTION_STRING, FIELD(trace), 0, 0},
     {"json", NULL, "report as JSON", NULL, FT_OPTION_FLAG, FIELD(json), 0, 0},
 };

@@ -78,8 +78,9 @@ const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
      "avx2vnni-int8, "
      "avx512vnni-int8 (also $FT_ISA)",
      "the best of this core", FT_OPTION_STRING, FIELD(isa), 0, 0},
-    {"prefetch", "auto|on|off", "strategy auto: copy experts ahead while the link idles; auto: not on a GPU",
-     NULL, FT_OPTION_CHOICE, FIELD(prefetch), 0, 0},
+    {"prefetch", "auto|on|off",
+     "strategy auto: copy experts ahead while the link idles; auto: not on a GPU, nor with --trace", NULL,
+     FT_OPTION_CHOICE, FIELD(prefetch), 0, 0},
     {"no-pin", NULL, "do not pin workers to cores", NULL, FT_OPTION_CLEAR, FIELD(pin), 0, 0},
     {"quiet", NULL, "no progress, notes or summary on stderr", NULL, FT_OPTION_FLAG, FIELD(quiet), 0, 0},
 };
@@ -387,11 +388,12 @@ static int measure(struct ft_engine *engine, const struct ft_open_options *optio
 
 /* ---- the session ---- */
 
-/* An H200 lost 16% by copies ahead: its small reads and writes of the host's memory wait behind them. */
+/* Copies ahead are not recorded, so a trace, which may be replayed, has none unless they are asked for. An H200 lost 16%
+ * by them: its small reads and writes of the host's memory wait behind them. */
 static bool wants_prefetch(const struct ft_open_options *options, const struct ft_plan *plan)
 {
     return options->prefetch == FT_PREFETCH_ON ||
-           (options->prefetch == FT_PREFETCH_AUTO && plan->device != FT_DEVICE_CUDA);
+           (options->prefetch == FT_PREFETCH_AUTO && plan->device != FT_DEVICE_CUDA && !options->trace);
 }
 
 static int open_session(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)

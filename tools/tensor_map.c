@@ -53,7 +53,10 @@ static char *make_header(const struct ft_tensor_spec *specs, uint32_t count, uin
 
 static int map_part(struct ft_tensor_map *map, struct ft_error *err)
 {
-    map->fd = open(map->part, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    /* Another process may write the same file: each has a part of its own, the last commit stays. One of the same
+     * name is left of a process that was killed. */
+    (void)unlink(map->part);
+    map->fd = open(map->part, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (map->fd < 0)
         return ft_error_set(err, FT_IO, "%s: cannot be created: %s", map->part, strerror(errno));
     int refused = posix_fallocate(map->fd, 0, (off_t)map->bytes);
@@ -78,7 +81,7 @@ int ft_tensor_map_create(struct ft_tensor_map *map, const char *path, const stru
     char *header = make_header(specs, count, &header_bytes, &data_bytes);
     map->fd = -1;
     map->path = strdup(path);
-    if (!header || !map->path || asprintf(&map->part, "%s.part", path) < 0) {
+    if (!header || !map->path || asprintf(&map->part, "%s.part.%ld", path, (long)getpid()) < 0) {
         map->part = NULL;
         free(header);
         ft_tensor_map_abandon(map);

@@ -3,9 +3,9 @@
  * A safetensors file that is written through memory: results go straight from the engine into the page cache,
  * so that logits of a long text need no buffer of their own.
  *
- *   create:  FILE.part = [u64 header bytes][header JSON, padded][tensor 0][tensor 1]...   space reserved, then mapped
+ *   create:  FILE.part.PID = [u64 header bytes][header JSON, padded][tensor 0][tensor 1]...   space reserved, then mapped
  *   commit:  written back and renamed to FILE
- *   abandon: FILE.part is removed
+ *   abandon: FILE.part.PID is removed
  *
  * Tensors lie in the given order without gaps. Space is reserved before anything is computed: a full disk is
  * an error of create, never a SIGBUS later. Errors: FT_IO naming the file. Threads: one at a time.

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,12 +13,24 @@ int ft_trace_file_open(struct ft_trace_file *file, const char *path, struct ft_e
 {
     struct stat info;
     memset(file, 0, sizeof *file);
-    file->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    /* Not blocking: a pipe that nobody reads would hold up the start. Frames are written in full, though. */
+    file->fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
     if (file->fd < 0)
-        return ft_error_set(err, FT_IO, "--trace %s: %s", path, strerror(errno));
+        return ft_error_set(err, FT_IO, "--trace %s: %s", path,
+                            errno == ENXIO ? "is a pipe that nobody reads" : strerror(errno));
+    (void)fcntl(file->fd, F_SETFL, O_WRONLY);
     file->path = path;
     file->regular = !fstat(file->fd, &info) && S_ISREG(info.st_mode);
-    return FT_OK;
+    int status = FT_OK;
+    if (file->regular && flock(file->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        status = ft_error_set(err, FT_IO, "--trace %s: another process writes it: name another file", path);
+    else if (file->regular && ftruncate(file->fd, 0) != 0)
+        status = ft_error_set(err, FT_IO, "--trace %s: %s", path, strerror(errno));
+    if (status == FT_OK)
+        return FT_OK;
+    close(file->fd);
+    *file = (struct ft_trace_file){.fd = -1};
+    return status;
 }
 
 static void fail(struct ft_trace_file *file, const char *why)

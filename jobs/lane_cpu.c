@@ -3,6 +3,7 @@
 
 #include "graph/arena.h"
 #include "jobs/park.h"
+#include "jobs/thread.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -501,19 +502,16 @@ static void stop_workers(struct ft_lane_cpu *lane, uint32_t started)
 static int start_workers(struct ft_lane_cpu *lane, struct ft_error *err)
 {
     sigset_t all, before;
-    pthread_attr_t attr;
-    pthread_attr_init(&attr);
-    int refused = pthread_attr_setstacksize(&attr, FT_THREAD_STACK_BYTES);
+    int refused = 0;
     uint32_t started = 0;
     /* Signals belong to the main program's threads; workers inherit this mask. */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (started < lane->options.workers && !refused) {
         struct thread *worker = &lane->threads[started];
-        refused = pthread_create(&worker->handle, &attr, worker_main, worker);
+        refused = ft_thread_start(&worker->handle, worker_main, worker);
         started += !refused;
     }
-    pthread_attr_destroy(&attr);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (!refused)
         return FT_OK;

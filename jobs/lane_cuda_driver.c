@@ -122,13 +122,17 @@ static uint32_t *flag_of(uint32_t *flags, uint32_t index)
     return flags + (uint64_t)index * FT_CUDA_FLAG_STRIDE;
 }
 
+static int copy_in(struct ft_lane_cuda *lane, void *to, const void *from, uint64_t bytes)
+{
+    return ft_cuda_copy_throttled(lane, lane->throttle, lane->options.link_bytes_per_s, to, from, bytes);
+}
+
 static int copy_expert(struct ft_lane_cuda *lane, const struct ft_dynamic *d)
 {
     const struct ft_layer_weights *w = &lane->options.weights->layers[d->layer];
     const char *from =
         w->experts + (uint64_t)w->expert_layout.stride * lane->step->x.active.expert[d->active];
-    return ft_cuda_copy_throttled(lane, lane->throttle, lane->options.link_bytes_per_s, d->destination, from,
-                                  d->bytes);
+    return copy_in(lane, d->destination, from, d->bytes);
 }
 
 /* Records and completes a fetch or a group: the GPU keeps their order by itself. */
@@ -180,10 +184,7 @@ static void copy_ahead(struct drive *d)
         const char *from = w->experts + (uint64_t)w->expert_layout.stride * e->expert;
         e->start_ns = ft_clock_ns(&step->clock);
         if (!lane->broken)
-            (void)try_(d,
-                       ft_cuda_copy_throttled(lane, lane->throttle, lane->options.link_bytes_per_s,
-                                              ft_slots_memory(&step->slots, e->slot), from,
-                                              w->expert_layout.bytes),
+            (void)try_(d, copy_in(lane, ft_slots_memory(&step->slots, e->slot), from, w->expert_layout.bytes),
                        "copying an expert to the GPU ahead");
         e->end_ns = ft_clock_ns(&step->clock);
         ft_prefetch_queued(step, d->thread);
@@ -247,9 +248,8 @@ static void stream_layer(struct drive *d, uint32_t layer)
             at[e++] = FT_NONE;
             continue;
         }
-        int error = ft_cuda_copy_throttled(lane, lane->throttle, lane->options.link_bytes_per_s,
-                                           step->staging[buffer] + stride * place,
-                                           w->experts + stride * first, stride * (e - first));
+        int error = copy_in(lane, step->staging[buffer] + stride * place, w->experts + stride * first,
+                            stride * (e - first));
         (void)try_(d, error, "streaming a layer's experts to the GPU");
     }
     if (!lane->broken)
@@ -326,8 +326,8 @@ static int launch_group(struct drive *d, uint32_t layer, uint32_t wave, const st
     list.group_count = lane->lists.device_counts + wave;
     list.blob += group->begin;
     list.pair_begin += group->begin;
-    if (d->c.step.rows ==
-        1) { /* one pair a group: kernels count pairs by groups and do not look at pair_begin */
+    /* One row, one pair a group: kernels count pairs by groups and do not look at pair_begin. */
+    if (d->c.step.rows == 1) {
         list.pair_row += group->begin;
         list.pair_out += group->begin;
     }

@@ -18,11 +18,7 @@
 #define FT_JOBS_PARK_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
-
-/* Stack of every thread that runs jobs: the limit that it would inherit (ulimit -s) may be far smaller. */
-#define FT_THREAD_STACK_BYTES ((size_t)4 << 20)
 
 struct ft_park {
     _Alignas(64) _Atomic uint32_t epoch; /* the futex; wakers add 1 */

@@ -2,6 +2,7 @@
 #include "jobs/step.h"
 
 #include "jobs/lane_cuda.h"
+#include "jobs/thread.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -479,12 +480,7 @@ int ft_step_run(struct ft_step *step, const struct ft_graph *graph, struct ft_ba
 int ft_serial_start(struct ft_serial *serial, const char *name, void *(*run)(void *), void *context,
                     struct ft_error *err)
 {
-    pthread_attr_t attr;
-    pthread_attr_init(&attr);
-    int error = pthread_attr_setstacksize(&attr, FT_THREAD_STACK_BYTES);
-    if (!error)
-        error = pthread_create(&serial->thread, &attr, run, context);
-    pthread_attr_destroy(&attr);
+    int error = ft_thread_start(&serial->thread, run, context);
     if (error)
         return ft_error_set(
             err, FT_SYSTEM,

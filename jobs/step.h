@@ -122,10 +122,10 @@ struct ft_step {
     /* Called by the session's thread while a step runs; NULL = nothing to do. */
     void (*meanwhile)(void *context);
     void *meanwhile_context;
-    bool
-        meanwhile_learns; /* the policy hears of the step before in `meanwhile`: it is not asked until then */
-    _Alignas(
-        64) _Atomic bool learning; /* set at the begin of a step, cleared when `meanwhile` has returned */
+    /* The policy hears of the step before in `meanwhile`: it is not asked until then. */
+    bool meanwhile_learns;
+    /* Set at the begin of a step, cleared when `meanwhile` has returned. */
+    _Alignas(64) _Atomic bool learning;
     struct ft_step_wait_pending *pending; /* [thread_count] */
 
     /* host device */

@@ -18,11 +18,11 @@
  * the columns are cut into chunks.
  *
  * Order of calls, by all threads of a block (see dense.cu for a kernel):
- *   ft_dense_load     first units' weights on their way before anything is waited for (optional)
- *   ft_dense_stage    activations -> shared memory, in pieces; __syncthreads
- *   ft_dense_walk     weights times activations -> `sum` registers of the warp
- *   ft_dense_put      sum -> shared memory; __syncthreads
- *   ft_dense_total    output o of row r: read by whoever stores it
+ *   ft_dense_load      first unit's weights on their way before anything is waited for (optional)
+ *   ft_dense_stage     activations -> shared memory, in pieces; __syncthreads
+ *   ft_dense_multiply  unit by unit: weights times activations -> `sum` registers of the warp
+ *   ft_dense_put       sum -> shared memory; __syncthreads
+ *   ft_dense_total     output o of row r: read by whoever stores it
  */
 #ifndef FT_KERNELS_CUDA_DENSE_CUH
 #define FT_KERNELS_CUDA_DENSE_CUH

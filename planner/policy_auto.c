@@ -94,11 +94,6 @@ struct seen {
     bool fetched_in_time;     /* end[LINK] is an upper bound */
 };
 
-/* The link's idle time behind a layer's copies, ns; 0 = not known. */
-struct gap {
-    double ns;
-};
-
 struct reuse {
     bool known, evicting;
     double near, middle; /* shares, see p and q above */
@@ -123,7 +118,7 @@ struct auto_state {
     double device_bytes, device_ns;
     uint32_t layer_count;
     struct seen *layers; /* [layer_count] */
-    struct gap *gaps;    /* [layer_count] */
+    double *gaps;        /* [layer_count]: the link's idle time behind a layer's copies, ns; 0 = not known */
     /* the last layer of the step before that fetched: its gap ends with this step's first layer */
     uint32_t open_layer;
     double open_end;       /* 0 = none */
@@ -139,7 +134,7 @@ static uint32_t layers_of(const struct ft_policy_params *params)
 
 static uint64_t state_bytes(const struct ft_policy_params *params)
 {
-    return sizeof(struct auto_state) + layers_of(params) * (sizeof(struct seen) + sizeof(struct gap)) +
+    return sizeof(struct auto_state) + layers_of(params) * (sizeof(struct seen) + sizeof(double)) +
            ft_place_state_bytes(params);
 }
 
@@ -172,7 +167,7 @@ static int init(void *state, const struct ft_policy_params *params, struct ft_er
     int status = ft_place_init(&s->place, params, err);
     s->layer_count = layers_of(params);
     s->layers = (struct seen *)(s + 1);
-    s->gaps = (struct gap *)(s->layers + s->layer_count);
+    s->gaps = (double *)(s->layers + s->layer_count);
     s->place.misses.keys = (uint64_t *)(s->gaps + s->layer_count); /* not behind place: it is embedded */
     s->place.victims.keys = s->place.misses.keys + s->place.capacity;
     init_rates(s, params->machine ? params->machine : &unknown);
@@ -338,7 +333,7 @@ static uint32_t count_kept(const struct auto_state *s, const struct ft_layer_in 
         return 0;
     /* The CPU may still be at work in the gap. */
     double each = in->expert_bytes * 1e9 / s->rate[LINK][1][in->format] * belief_of(s, LINK, true)->work;
-    return (uint32_t)FT_MIN(s->gaps[in->layer].ns / FT_MAX(each, COPY_ISSUE_NS), 1e6);
+    return (uint32_t)FT_MIN(s->gaps[in->layer] / FT_MAX(each, COPY_ISSUE_NS), 1e6);
 }
 
 /* ---- what the step notes ---- */
@@ -484,7 +479,7 @@ static void ewma(double *value, double now, bool known)
 
 static void note_gap(struct auto_state *s, uint32_t layer, double ns)
 {
-    double *known = &s->gaps[layer].ns, now = FT_MAX(ns, 1.0);
+    double *known = &s->gaps[layer], now = FT_MAX(ns, 1.0);
     *known += (*known > 0 ? GAP_WEIGHT : 1) * (now - *known);
 }
 

@@ -14,6 +14,8 @@ int ft_kv_init(struct ft_kv *kv, struct ft_arena *arena, struct ft_arena *pages,
     if (status == FT_OK)
         status = FT_ARENA_PUSH(arena, page_count, &kv->references, err);
     if (status == FT_OK)
+        status = FT_ARENA_PUSH(arena, page_count, &kv->stale, err);
+    if (status == FT_OK)
         status = FT_ARENA_PUSH(arena, page_count, &kv->free_list, err);
     if (status != FT_OK || ft_arena_is_counting(arena))
         return status;
@@ -30,8 +32,16 @@ uint32_t ft_kv_try_alloc(struct ft_kv *kv)
         return FT_NONE;
     uint32_t page = kv->free_list[--kv->free_count];
     kv->references[page] = 1;
-    kv->place->zero(kv->place->context, ft_kv_page(kv, page), kv->layout.count * sizeof(float));
+    kv->stale[page] = 1;
     return page;
+}
+
+void ft_kv_clear_stale(struct ft_kv *kv, uint32_t page)
+{
+    if (!kv->stale[page])
+        return;
+    kv->place->zero(kv->place->context, ft_kv_page(kv, page), kv->layout.count * sizeof(float));
+    kv->stale[page] = 0;
 }
 
 void ft_kv_reference(struct ft_kv *kv, uint32_t page)

@@ -17,6 +17,7 @@ struct ft_kv {
     float *memory; /* [page_count, layout.count], in `place` */
     const struct ft_memory *place;
     uint32_t *references; /* [page_count] */
+    uint8_t *stale;       /* [page_count]; 1: still holds what an earlier owner left */
     uint32_t *free_list;  /* [free_count] */
 };
 
@@ -24,9 +25,12 @@ struct ft_kv {
 int ft_kv_init(struct ft_kv *kv, struct ft_arena *arena, struct ft_arena *pages,
                const struct ft_memory *place, const struct ft_model *model, uint32_t page_count,
                struct ft_error *err);
-/* A page with one reference; FT_NONE when the pool is empty. Pages are zeroed when they are handed out: a
- * kernel that looks past the end meets zeros, not the NaN of an earlier owner. */
+/* A page with one reference; FT_NONE when the pool is empty. A request takes all its pages at once and may
+ * never reach most of them, so they are not zeroed here. */
 uint32_t ft_kv_try_alloc(struct ft_kv *kv);
+/* Before a step writes into a page: zeroes it if nobody did since it was handed out. A kernel that looks past
+ * the last token of a page meets zeros, not the NaN of an earlier owner. */
+void ft_kv_clear_stale(struct ft_kv *kv, uint32_t page);
 void ft_kv_reference(struct ft_kv *kv, uint32_t page);
 void ft_kv_release(struct ft_kv *kv, uint32_t page);
 static inline float *ft_kv_page(const struct ft_kv *kv, uint32_t page)

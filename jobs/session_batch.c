@@ -28,6 +28,13 @@ static bool wants_all_logits(const struct ft_sequence *sequence)
     return sequence->capture && (sequence->capture->logits || sequence->capture->hidden);
 }
 
+static void clear_pages(struct ft_session *session, const struct ft_sequence *sequence, uint32_t rows)
+{
+    uint32_t page = session->plan.page_tokens;
+    for (uint32_t i = sequence->computed / page; i <= (sequence->computed + rows - 1) / page; i++)
+        ft_kv_clear_stale(&session->kv, sequence->pages[i]);
+}
+
 static void add_rows(struct ft_session *session, uint32_t handle, uint32_t rows)
 {
     struct ft_batch *batch = &session->batch;
@@ -38,6 +45,7 @@ static void add_rows(struct ft_session *session, uint32_t handle, uint32_t rows)
         rows = FT_MIN(rows, session->plan.logit_rows_max - batch->logit_rows);
     if (!rows)
         return;
+    clear_pages(session, sequence, rows);
     bool last = sequence->generates && sequence->computed + rows == sequence->token_count;
     entry->handle = handle;
     entry->first_row = batch->rows;

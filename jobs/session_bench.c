@@ -42,9 +42,11 @@ void ft_session_assume(struct ft_session *session, struct ft_sequence *sequence,
 {
     uint64_t page_count = session->kv.layout.count;
     const struct ft_memory *place = session->kv.place;
-    for (uint32_t i = 0; i < ft_kv_pages_for(&session->kv, count); i++)
+    for (uint32_t i = 0; i < ft_kv_pages_for(&session->kv, count); i++) {
+        ft_kv_clear_stale(&session->kv, sequence->pages[i]);
         fill_random(place, sequence->page_data[i], page_count, KEY_RANGE,
                     ((uint64_t)handle << 32) + 2 * i + 1);
+    }
     fill_random(place, sequence->state, session->step.x.state.count, STATE_RANGE, (uint64_t)handle << 32);
     sequence->computed = count;
     sequence->assumed = true;

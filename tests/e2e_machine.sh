@@ -283,6 +283,22 @@ memory() {
     peak_memory cpu --strategy cpu
     peak_memory offload --strategy offload --moe-cache-size 64
     peak_memory hybrid --strategy hybrid --moe-cache-size 64
+    unused_pages
+}
+
+# A request takes the pages for all that it may write, and touches those that it writes.
+unused_pages() {
+    "$ft" run --quiet --model "$tiny" --temperature 0 --max-tokens 200000 "$long" >out 2>err &
+    local pid=$! now peak=0
+    started+=("$pid")
+    while now=$(sed -n 's/^VmHWM:[^0-9]*\([0-9]*\) kB/\1/p' /proc/$pid/status 2>/dev/null) && [ -n "$now" ]; do
+        peak=$((now > peak ? now : peak))
+        sleep 0.005
+    done
+    wait $pid || fail "200000 tokens at most: exit code $?"
+    measured "200000 tokens at most: peak $peak KiB"
+    holds "peak KiB of a short answer of 200000 tokens at most" $peak '>' 1000
+    holds "peak KiB of a short answer of 200000 tokens at most" $peak '<=' $((128 * 1024))
 }
 
 # ---- signals ----

@@ -89,7 +89,7 @@ static void make_pools(struct pools *p, uint32_t pages, uint64_t snapshot_bytes,
     }
 }
 
-TEST(pages_are_shared_by_reference_and_come_back_zeroed)
+TEST(pages_are_shared_by_reference_and_zeroed_before_they_are_used_again)
 {
     struct pools p;
     make_pools(&p, 3, 0, 0);
@@ -102,7 +102,12 @@ TEST(pages_are_shared_by_reference_and_come_back_zeroed)
     CHECK_EQ(ft_kv_try_alloc(&p.kv), FT_NONE);
     ft_kv_release(&p.kv, b);
     CHECK_EQ(ft_kv_try_alloc(&p.kv), b);
+    CHECK(isnan(ft_kv_page(&p.kv, b)[5])); /* handing out touches nothing */
+    ft_kv_clear_stale(&p.kv, b);
     CHECK(ft_kv_page(&p.kv, b)[5] == 0);
+    ft_kv_page(&p.kv, b)[5] = 3;
+    ft_kv_clear_stale(&p.kv, b); /* in use: what its owner wrote stays */
+    CHECK(ft_kv_page(&p.kv, b)[5] == 3);
     ft_arena_fini(&p.arena);
 }
 
@@ -168,6 +173,6 @@ TEST(the_least_recently_used_snapshot_makes_room)
 
 TEST_MAIN(RUN(a_taken_slot_holds_the_new_expert_and_forgets_the_old)
               RUN(a_failed_step_loses_what_it_fetched_and_nothing_else) RUN(last_use_is_remembered_per_expert)
-                  RUN(pages_are_shared_by_reference_and_come_back_zeroed)
+                  RUN(pages_are_shared_by_reference_and_zeroed_before_they_are_used_again)
                       RUN(the_longest_prefix_snapshot_is_found_and_holds_its_pages)
                           RUN(the_least_recently_used_snapshot_makes_room))

@@ -255,9 +255,19 @@ pool_bytes() { # FILE POOL...: sum of these pools in a plan
         awk -F '[":,]+' -v want=" $* " 'index(want, " " $3 " ") { sum += $7 } END { printf "%d", sum }'
 }
 
-# The peak is read again and again until the process is gone: it only grows.
+# Until process $pid is gone its peak is read again and again into $peak: it only grows.
+watch_peak() { # NAME
+    local now
+    peak=0
+    while now=$(sed -n 's/^VmHWM:[^0-9]*\([0-9]*\) kB/\1/p' /proc/$pid/status 2>/dev/null) && [ -n "$now" ]; do
+        peak=$((now > peak ? now : peak))
+        sleep 0.01
+    done
+    wait $pid || fail "$1: exit code $?"
+}
+
 peak_memory() { # NAME OPTIONS...
-    local name=$1 pid now peak=0 planned slots bound
+    local name=$1 pid peak planned slots bound
     shift
     "$ft" plan --json --model "$tiny" "$@" >json 2>err || fail "$name: plan"
     planned=$(pool_bytes json dense embed head bank kv state)
@@ -265,11 +275,7 @@ peak_memory() { # NAME OPTIONS...
     "$ft" "${run_long[@]}" "$@" "$long" >out 2>err &
     pid=$!
     started+=("$pid")
-    while now=$(sed -n 's/^VmHWM:[^0-9]*\([0-9]*\) kB/\1/p' /proc/$pid/status 2>/dev/null) && [ -n "$now" ]; do
-        peak=$((now > peak ? now : peak))
-        sleep 0.02
-    done
-    wait $pid || fail "$name: exit code $?"
+    watch_peak "$name"
     bound=$(((planned + slots) / 1024 + 64 * 1024))
     measured "$name: peak $peak KiB; weights, state and KV $((planned / 1024)) KiB, slots and staging" \
         "$((slots / 1024)) KiB; $((peak - (planned + slots) / 1024)) KiB beyond them"
@@ -289,13 +295,9 @@ memory() {
 # A request takes the pages for all that it may write, and touches those that it writes.
 unused_pages() {
     "$ft" run --quiet --model "$tiny" --temperature 0 --max-tokens 200000 "$long" >out 2>err &
-    local pid=$! now peak=0
+    local pid=$! peak
     started+=("$pid")
-    while now=$(sed -n 's/^VmHWM:[^0-9]*\([0-9]*\) kB/\1/p' /proc/$pid/status 2>/dev/null) && [ -n "$now" ]; do
-        peak=$((now > peak ? now : peak))
-        sleep 0.005
-    done
-    wait $pid || fail "200000 tokens at most: exit code $?"
+    watch_peak "200000 tokens at most"
     measured "200000 tokens at most: peak $peak KiB"
     holds "peak KiB of a short answer of 200000 tokens at most" $peak '>' 1000
     holds "peak KiB of a short answer of 200000 tokens at most" $peak '<=' $((128 * 1024))

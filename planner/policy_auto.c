@@ -17,9 +17,11 @@
  *
  * Beliefs are corrected. A lane's time is a * fixed + b * work, with one pair (a, b) for the lane alone and
  * one for both lanes at work; each measured layer moves the pair along its own inputs (normalised least mean
- * squares: Nagumo and Noda, 1967), a measured time counts as at most 4 predicted ones. What is never
- * chosen is never measured: of three ways (all fetched, all CPU, both) one that was not used for a while is
- * probed when the loss it predicts is below PROBE_SHARE of the time since. Deterministic: neither of these.
+ * squares: Nagumo and Noda, 1967), a measured time counts as at most 4 predicted ones. Layers differ: their
+ * banks may lie in memory of other speed (a second socket, which a virtual machine does not show), so each has
+ * a factor of its own beside the pair. What is never chosen is never measured: of three ways (all fetched, all
+ * CPU, both) one that was not used for a while is probed when the loss it predicts is below PROBE_SHARE of the
+ * time since, each time in another layer. Deterministic: neither of these.
  *
  * Between the end of a layer's copies and the next layer's first one the link idles while the device
  * computes. Into that time go experts that the CPU has computed just now, as many as fitted into the gap
@@ -61,7 +63,10 @@ static const double cpu_rates[FT_FORMAT_COUNT] = {[FT_FORMAT_NVFP4] = 20e9,
 #define WEIGHT_MIN 0.1   /* of a measured layer, once the lane is known */
 #define WEIGHT_DECAY 0.7
 #define WEIGHT_DECAY_FAR 0.9
-#define IDLE_LAYERS 64u       /* unmeasured for that long: the next measurement counts in full */
+#define WEIGHT_IDLE 0.5 /* of a layer measured after IDLE_LAYERS that were not */
+#define IDLE_LAYERS 64u
+#define LAYER_WEIGHT 0.125 /* of a measured layer in its own factor */
+#define PROBE_STRIDE 0.618 /* of the layers, from one probe to the next: the golden section meets all alike */
 #define PROBE_SHARE_NEW 0.02  /* while the way was never tried */
 #define PROBE_SHARE 0.003     /* of the time: three ways stay below 1% together */
 #define UPPER_BOUND_NS 4000.0 /* a wait for the link that short: the copies were there before */
@@ -109,16 +114,19 @@ struct auto_state {
     double since_ns[WAYS]; /* predicted time of layers since the way was last chosen */
     uint32_t since_layers[WAYS];
     bool tried[WAYS];
+    uint32_t probe_layer; /* no probe in front of this one */
     struct reuse reuse;
     /* of the running step */
     bool chosen[WAYS];
     double layers_ns;
     uint32_t miss_layers;
+    bool probed;
     double uses, near, middle, ages, evictions;
     double device_bytes, device_ns;
     uint32_t layer_count;
-    struct seen *layers; /* [layer_count] */
-    double *gaps;        /* [layer_count]: the link's idle time behind a layer's copies, ns; 0 = not known */
+    struct seen *layers;   /* [layer_count] */
+    double *factor[LANES]; /* [layer_count]: time of this layer over that of all of them; mean 1 */
+    double *gaps; /* [layer_count]: the link's idle time behind a layer's copies, ns; 0 = not known */
     /* the last layer of the step before that fetched: its gap ends with this step's first layer */
     uint32_t open_layer;
     double open_end;       /* 0 = none */
@@ -134,7 +142,8 @@ static uint32_t layers_of(const struct ft_policy_params *params)
 
 static uint64_t state_bytes(const struct ft_policy_params *params)
 {
-    return sizeof(struct auto_state) + layers_of(params) * (sizeof(struct seen) + sizeof(double)) +
+    return sizeof(struct auto_state) +
+           layers_of(params) * (sizeof(struct seen) + (1 + LANES) * sizeof(double)) +
            ft_place_state_bytes(params);
 }
 
@@ -168,7 +177,13 @@ static int init(void *state, const struct ft_policy_params *params, struct ft_er
     s->layer_count = layers_of(params);
     s->layers = (struct seen *)(s + 1);
     s->gaps = (double *)(s->layers + s->layer_count);
-    s->place.misses.keys = (uint64_t *)(s->gaps + s->layer_count); /* not behind place: it is embedded */
+    double *end = s->gaps + s->layer_count;
+    for (uint32_t lane = 0; lane < LANES; lane++, end += s->layer_count) {
+        s->factor[lane] = end;
+        for (uint32_t i = 0; i < s->layer_count; i++)
+            end[i] = 1;
+    }
+    s->place.misses.keys = (uint64_t *)end; /* not behind place: it is embedded */
     s->place.victims.keys = s->place.misses.keys + s->place.capacity;
     init_rates(s, params->machine ? params->machine : &unknown);
     ft_trial_init(&s->ahead, AHEAD_SKIP);
@@ -192,10 +207,16 @@ static const struct belief *belief_of(const struct auto_state *s, enum lane lane
     return own->known || !other->known ? own : other;
 }
 
-static double time_of(const struct auto_state *s, enum lane lane, bool both, const struct cost *cost)
+static double factor_of(const struct auto_state *s, enum lane lane, uint32_t layer)
+{
+    return layer < s->layer_count ? s->factor[lane][layer] : 1;
+}
+
+static double time_of(const struct auto_state *s, enum lane lane, bool both, uint32_t layer,
+                      const struct cost *cost)
 {
     const struct belief *b = belief_of(s, lane, both);
-    return b->fixed * cost->fixed + b->work * cost->work;
+    return factor_of(s, lane, layer) * (b->fixed * cost->fixed + b->work * cost->work);
 }
 
 static struct cost cost_of(const struct auto_state *s, enum lane lane, bool both,
@@ -224,10 +245,11 @@ static struct split split_of(const struct auto_state *s, const struct ft_layer_i
     x.cost[LINK] = cost_of(s, LINK, x.both, in, fetched);
     x.cost[CPU] = cost_of(s, CPU, x.both, in, cpu_experts);
     if (fetched)
-        x.fetch_ns = FT_MAX(in->link_busy_ns + time_of(s, LINK, x.both, &x.cost[LINK]), resident_ns) +
-                     fetched * (double)in->expert_bytes * s->device_ns_per_byte;
+        x.fetch_ns =
+            FT_MAX(in->link_busy_ns + time_of(s, LINK, x.both, in->layer, &x.cost[LINK]), resident_ns) +
+            fetched * (double)in->expert_bytes * s->device_ns_per_byte;
     if (cpu_experts > 0)
-        x.cpu_ns = in->cpu_busy_ns + time_of(s, CPU, x.both, &x.cost[CPU]);
+        x.cpu_ns = in->cpu_busy_ns + time_of(s, CPU, x.both, in->layer, &x.cost[CPU]);
     x.end_ns = FT_MAX(FT_MAX(x.fetch_ns, x.cpu_ns), resident_ns);
     return x;
 }
@@ -295,8 +317,10 @@ static double walk_splits(const struct auto_state *s, const struct ft_layer_in *
 }
 
 /* A way that was not used for long, when trying it is cheap beside the time since. */
-static bool wants_probe(const struct auto_state *s, enum way way, double loss_ns)
+static bool wants_probe(const struct auto_state *s, enum way way, uint32_t layer, double loss_ns)
 {
+    if (layer < s->probe_layer)
+        return false;
     double share = s->tried[way] ? PROBE_SHARE : PROBE_SHARE_NEW;
     return s->since_layers[way] >= IDLE_LAYERS && !s->chosen[way] && loss_ns <= share * s->since_ns[way];
 }
@@ -317,7 +341,8 @@ static struct split choose(const struct auto_state *s, const struct ft_layer_in 
             chosen = way;
     *reason = FT_REASON_EARLIEST;
     for (uint32_t way = 0; way < WAYS && !in->prefill && !s->place.params.deterministic; way++)
-        if (way != chosen && exists[way] && wants_probe(s, way, best[way].end_ns - best[chosen].end_ns)) {
+        if (way != chosen && exists[way] &&
+            wants_probe(s, way, in->layer, best[way].end_ns - best[chosen].end_ns)) {
             *reason = FT_REASON_PROBE;
             return best[way];
         }
@@ -398,6 +423,7 @@ static void decide_layer(void *state, const struct ft_layer_in *in, struct ft_la
         for (uint32_t i = 0; reason == FT_REASON_PROBE && i < in->active_count; i++)
             if (out->place[i] == FT_PLACE_CPU)
                 out->reason[i] = (uint8_t)reason;
+        s->probed |= reason == FT_REASON_PROBE;
         ft_place_fetch(&s->place, in, out, x.fetched, reason, false);
         if (!s->place.params.no_prefetch && s->ahead.on)
             ft_place_keep(&s->place, in, out, x.fetched, count_kept(s, in));
@@ -433,21 +459,25 @@ static void observe(void *state, const struct ft_observation *o)
     }
 }
 
-/* One measured layer of a lane: the pair moves so that its prediction comes `weight` of the way. */
-static void learn(struct auto_state *s, enum lane lane, bool both, const struct cost *cost, double measured,
-                  bool at_most)
+/* One measured layer of a lane: the pair moves so that its prediction comes `weight` of the way, and so does
+ * the layer's factor, slowly. */
+static void learn(struct auto_state *s, enum lane lane, bool both, uint32_t layer, const struct cost *cost,
+                  double measured, bool at_most)
 {
     struct belief *b = &s->belief[lane][both];
-    double predicted = time_of(s, lane, both, cost),
+    double *factor = &s->factor[lane][layer], predicted = time_of(s, lane, both, layer, cost) / *factor,
            norm = cost->fixed * cost->fixed + cost->work * cost->work;
-    if (!(measured > 0) || !(norm > 0) || (at_most && measured >= predicted))
+    if (!(measured > 0) || !(norm > 0) || (at_most && measured >= predicted * *factor))
         return;
+    double alone = measured / predicted; /* what the factor would be if the pair were right */
+    measured /= *factor;
+    *factor += LAYER_WEIGHT * (FT_MIN(FT_MAX(alone, 1 / CLAMP_SLOW), CLAMP_SLOW) - *factor);
     if (!b->known) {
         const struct belief *from = belief_of(s, lane, both);
         b->fixed = from->fixed;
         b->work = from->work;
     }
-    b->weight = b->idle >= IDLE_LAYERS ? 1 : b->weight;
+    b->weight = b->idle >= IDLE_LAYERS ? FT_MAX(b->weight, WEIGHT_IDLE) : b->weight;
     double clamped = FT_MIN(FT_MAX(measured, predicted / CLAMP_FAST), predicted * CLAMP_SLOW);
     double move = b->weight * (clamped - predicted) / norm;
     b->fixed = FT_MAX(b->fixed + move * cost->fixed, FACTOR_MIN);
@@ -459,15 +489,32 @@ static void learn(struct auto_state *s, enum lane lane, bool both, const struct 
     b->idle = 0;
 }
 
+/* What all layers have in common belongs to the pairs. */
+static void keep_mean(struct auto_state *s, enum lane lane)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < s->layer_count; i++)
+        sum += s->factor[lane][i];
+    double mean = sum / s->layer_count;
+    for (uint32_t i = 0; i < s->layer_count; i++)
+        s->factor[lane][i] /= mean;
+    for (uint32_t both = 0; both < 2; both++) {
+        s->belief[lane][both].fixed *= mean;
+        s->belief[lane][both].work *= mean;
+    }
+}
+
 static void learn_layers(struct auto_state *s)
 {
     for (uint32_t i = 0; i < s->layer_count; i++) {
         struct seen *seen = &s->layers[i];
         for (uint32_t lane = 0; lane < LANES && seen->decided && seen->begin > 0; lane++)
             if (seen->end[lane] > seen->begin)
-                learn(s, (enum lane)lane, seen->both, &seen->cost[lane], seen->end[lane] - seen->begin,
+                learn(s, (enum lane)lane, seen->both, i, &seen->cost[lane], seen->end[lane] - seen->begin,
                       lane == LINK && seen->fetched_in_time);
     }
+    for (uint32_t lane = 0; lane < LANES; lane++)
+        keep_mean(s, (enum lane)lane);
     if (s->device_bytes > 0)
         s->device_ns_per_byte = s->device_ns / s->device_bytes;
 }
@@ -533,6 +580,10 @@ static void step_end(void *state, const struct ft_step_summary *summary)
         s->since_ns[way] = s->chosen[way] ? 0 : s->since_ns[way] + s->layers_ns;
         s->since_layers[way] = s->chosen[way] ? 0 : s->since_layers[way] + s->miss_layers;
     }
+    /* A probe that waited for a layer behind the last one that misses something does not wait another step. */
+    uint32_t stride = FT_MAX(1u, (uint32_t)(PROBE_STRIDE * s->layer_count));
+    s->probe_layer = s->probed ? (s->probe_layer + stride) % s->layer_count : s->probe_layer;
+    s->probed = false;
     memset(s->chosen, 0, sizeof s->chosen);
     memset(s->layers, 0, s->layer_count * sizeof *s->layers);
     s->layers_ns = s->uses = s->near = s->middle = s->ages = s->evictions = s->device_bytes = s->device_ns =

@@ -21,6 +21,8 @@ struct truth {
     double cpu_both, link_both; /* share of it that is left while the other lane works */
     double cpu_fixed, link_fixed;
     double noise;
+    uint32_t slow_from; /* layers from here on take `slow` times as long on both lanes; 0 = none */
+    double slow;
 };
 
 struct result {
@@ -83,6 +85,10 @@ static double run_layer(struct sim *s, uint32_t layer, uint32_t fetched, uint32_
     double wobble[2] = {1 + t->noise * (2 * random_unit(s) - 1), 1 + t->noise * (2 * random_unit(s) - 1)};
     double link = fetched * (double)EXPERT_BYTES / t->link * 1e9 * wobble[0];
     double cpu = on_cpu * (double)EXPERT_BYTES / t->cpu * 1e9 * wobble[1];
+    if (t->slow_from && layer >= t->slow_from) {
+        link *= t->slow;
+        cpu *= t->slow;
+    }
     double link_end = link, cpu_end = cpu;
     if (fetched && on_cpu) {
         double link_both = link / t->link_both, cpu_both = cpu / t->cpu_both;
@@ -231,7 +237,7 @@ static const struct ft_machine told = {.link_bytes_per_s = 50e9,
                                        .cpu_expert_bytes_per_s = {[FT_FORMAT_NVFP4] = 60e9},
                                        .cpu_overlap_bytes_per_s = 54e9};
 /* What `told` says, with the fixed costs that the policy assumes. */
-static const struct truth as_told = {60e9, 50e9, 0.9, 0.9, 15000, 9000, 0};
+static const struct truth as_told = {60e9, 50e9, 0.9, 0.9, 15000, 9000, 0, 0, 1};
 
 static struct truth changed(double cpu, double link, double both, double fixed, double noise)
 {
@@ -316,6 +322,20 @@ TEST(a_wrong_belief_is_corrected)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct truth t = changed(cases[i].cpu, cases[i].link, cases[i].both, cases[i].fixed, cases[i].noise);
         compare(cases[i].name, &told, &t, 1.2);
+    }
+}
+
+/* Banks in memory of two speeds: what a probe in a fast layer says does not hold for the others. */
+TEST(layers_of_different_speed_do_not_mislead)
+{
+    make_routing();
+    for (uint32_t from = 1; from <= 10; from += 3) {
+        struct truth t = changed(1, 1, 0.75, 1, 0.1);
+        char name[64];
+        t.slow_from = from;
+        t.slow = 2.2;
+        snprintf(name, sizeof name, "%u of %u layers 2.2 times faster", from, LAYERS);
+        compare(name, &told, &t, 0);
     }
 }
 
@@ -432,8 +452,8 @@ TEST(what_is_prepared_changes_no_choice)
 }
 
 TEST_MAIN(RUN(a_true_belief_is_as_good_as_the_best_share) RUN(a_wrong_belief_is_corrected)
-              RUN(a_belief_that_shuns_a_lane_is_found_out) RUN(nothing_measured_is_no_obstacle)
-                  RUN(deterministic_runs_neither_learn_nor_probe)
+              RUN(layers_of_different_speed_do_not_mislead) RUN(a_belief_that_shuns_a_lane_is_found_out)
+                  RUN(nothing_measured_is_no_obstacle) RUN(deterministic_runs_neither_learn_nor_probe)
                       RUN(the_links_idle_time_makes_experts_of_the_cpu_resident)
                           RUN(copies_ahead_that_cost_time_come_to_an_end)
                               RUN(what_is_not_used_again_is_not_copied_ahead)

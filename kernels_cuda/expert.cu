@@ -8,6 +8,11 @@
  * computes 16 outputs. Blocks of groups that do not exist end after one read. Weights are asked for before
  * the activations are waited for; the down kernel's before the up kernel has ended.
  *
+ * A step of one row has its own up kernel: all groups meet the same activations there, so a block keeps them
+ * and takes tile after tile of whatever groups there are. With a block for each tile of each group that may
+ * exist, 800 blocks of the main model copied the row, 16 KB each, and read the list, 6400 requests to one
+ * line: half of them had found after 2.5 us what to do, the last after 11 (H200, four groups of ten).
+ *
  * Tiles and their arithmetic: expert_tile.cuh.
  */
 #include "kernels_cuda/expert_tile.cuh"
@@ -16,13 +21,12 @@
 #define UP_THREADS 128u
 #define UP_PARTS 4u /* warps that share a tile's columns */
 #define UP_UNITS (TILE / 2)
-/* How pieces reach the up kernel. Through shared memory, a share per warp: those of a step's only row (groups
- * are one pair each), or of two rows at a time, where groups of more are rare; else they are read where route
- * put them. */
-enum way { WAY_ALONE, WAY_TWO, WAY_MANY };
-/* Blocks that a multiprocessor holds at once. A row alone: the 800 of the main model's ten experts lie on 132
- * multiprocessors, six or seven each. */
-#define UP_BLOCKS(way) ((way) == WAY_ALONE ? 7 : 5)
+/* How pieces reach the up kernel of several rows. Through shared memory, a share per warp, two rows at a time,
+ * where groups of more are rare; else they are read where route put them. */
+enum way { WAY_TWO, WAY_MANY };
+#define UP_BLOCKS 5     /* that a multiprocessor holds at once */
+#define UP_ROW_BLOCKS 4 /* the same, of the kernel for one row */
+#define UP_ROW_GROUPS 32u
 #define UP_FLIGHT 4 /* units whose loads are under way per warp */
 #define DOWN_FLIGHT 5
 #define DOWN_THREADS 128u
@@ -117,8 +121,68 @@ static __device__ __forceinline__ void copy_share(uint32_t *to, const uint32_t *
     ft_copy_async_commit();
 }
 
+/* Up of a step of one row: group i is pair i. Blocks take turns at the tiles of all groups. Shared memory:
+ * pieces [warp][share]. */
+template <int kind>
+static __global__ void __launch_bounds__(UP_THREADS, UP_ROW_BLOCKS)
+    up_row_kernel(const __grid_constant__ struct ft_expert_args a)
+{
+    FT_SHARED_DYNAMIC(uint32_t, pieces);
+    FT_SHARED(float, put, 2 * UP_PARTS * TILE * 8); /* a turn's sums are read while the next one's are made */
+    FT_SHARED(const char *, blobs, UP_ROW_GROUPS);
+    FT_SHARED(uint32_t, count, 1);
+    constexpr uint32_t run = ft_expert_run<kind>(), put_words = UP_PARTS * TILE * 8;
+    uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    uint32_t per_group = (a.layout.width + UP_UNITS - 1) / UP_UNITS;
+    uint32_t units = ft_stage_units(a.layout.hidden, run), share = up_share(units);
+    uint32_t unit_begin = min(warp * share, units), unit_end = min(unit_begin + share, units);
+    uint32_t *mine = pieces + warp * share_words<kind>();
+    struct tile_columns<1> columns;
+    aim_columns<kind, 1>(&columns, 1, [&](uint32_t) { return mine; });
+    ft_wait_previous();
+    ft_begin_next();
+    if (a.stamp && blockIdx.x == 0 && threadIdx.x == 0)
+        *a.stamp = ft_global_timer();
+    if (warp == 0) {
+        uint32_t groups = __ldcg(a.list.group_count);
+        unsigned long long blob =
+            lane < a.list.groups_max ? __ldcg((const unsigned long long *)(a.list.blob + lane)) : 0;
+        blobs[lane] = (const char *)blob;
+        if (lane == 0)
+            *count = groups;
+    }
+    copy_share<share_words<kind>()>(mine, a.staged + unit_begin * ft_stage_unit_words<kind>());
+    __syncthreads();
+    uint32_t tasks = *count * per_group, turn = 0;
+    for (uint32_t task = blockIdx.x; task < tasks; task += gridDim.x, turn ^= 1) {
+        uint32_t group = task / per_group, unit0 = task % per_group * UP_UNITS;
+        uint32_t row = min(unit0 + (lane >> 2), a.layout.width - 1);
+        const char *blob = blobs[group];
+        struct ft_expert_matrix gate = ft_expert_matrix_of<kind>(&a.layout, blob, 0);
+        struct ft_expert_matrix up = ft_expert_matrix_of<kind>(&a.layout, blob, 1);
+        struct ft_expert_raw raw[UP_FLIGHT][2];
+        struct tile_rows w;
+        struct tile_columns<1> b = columns;
+        float sum[1][4] = {}, *sums = put + turn * put_words;
+        aim<kind>(&w, 0, &a.layout, &gate, row, unit_begin, unit_end);
+        aim<kind>(&w, 1, &a.layout, &up, row, unit_begin, unit_end);
+        ask<kind, UP_FLIGHT>(raw, &w);
+        ft_copy_async_wait<0>(); /* of the warp's own share: nobody else reads it */
+        __syncwarp();
+        if constexpr (is_short<kind>())
+            multiply_short<kind, 1, UP_FLIGHT, UP_FLIGHT + 1>(sum, raw, &w, unit_end - unit_begin, &b);
+        else
+            multiply<kind, 1, UP_FLIGHT>(sum, raw, &w, unit_end - unit_begin, &b);
+        put_sums<1>(sums + warp * (TILE * 8), sum);
+        __syncthreads();
+        finish_up<kind, 1>(&a, sums, blob, unit0, group, 1, gate.factor * tile_factor<kind>(),
+                           up.factor * tile_factor<kind>());
+    }
+    ft_copy_async_wait<0>();
+}
+
 template <int kind, int tiles, int way>
-static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS(way))
+static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS)
     up_kernel(const __grid_constant__ struct ft_expert_args a, uint32_t rows_at_once)
 {
     FT_SHARED_DYNAMIC(uint32_t, pieces); /* [warp][rows at once][share] units */
@@ -134,12 +198,8 @@ static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS(way))
     if (a.stamp && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
         *a.stamp = ft_global_timer();
     uint32_t *mine = pieces + warp * rows_at_once * share_words<kind>();
-    if (way == WAY_ALONE)
-        copy_share<share_words<kind>()>(mine, a.staged + unit_begin * unit_words);
-    if (!find_group(&a, blockIdx.y, &begin, &end, &blob)) {
-        ft_copy_async_wait<0>();
+    if (!find_group(&a, blockIdx.y, &begin, &end, &blob))
         return;
-    }
     struct ft_expert_raw raw[UP_FLIGHT][2];
     struct tile_rows w;
     uint32_t row = min(unit0 + (threadIdx.x >> 2 & 7), a.layout.width - 1);
@@ -148,7 +208,7 @@ static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS(way))
     aim<kind>(&w, 0, &a.layout, &gate, row, unit_begin, unit_end);
     aim<kind>(&w, 1, &a.layout, &up, row, unit_begin, unit_end);
     for (uint32_t first = begin; first < end; first += rows_at_once) {
-        uint32_t rows = way == WAY_ALONE ? 1 : min(end - first, rows_at_once);
+        uint32_t rows = min(end - first, rows_at_once);
         struct tile_rows at = w;
         ask<kind, UP_FLIGHT>(raw, &at);
         struct tile_columns<tiles> b;
@@ -159,11 +219,9 @@ static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS(way))
         if constexpr (way == WAY_MANY) {
             aim_columns<kind, tiles>(&b, rows, staged);
         } else {
-            if (way == WAY_TWO) {
-                __syncwarp(); /* the pass before has read its pieces */
-                for (uint32_t r = 0; r < rows; r++)
-                    copy_share<share_words<kind>()>(mine + r * share_words<kind>(), staged(r));
-            }
+            __syncwarp(); /* the pass before has read its pieces */
+            for (uint32_t r = 0; r < rows; r++)
+                copy_share<share_words<kind>()>(mine + r * share_words<kind>(), staged(r));
             aim_columns<kind, tiles>(&b, rows, [&](uint32_t r) { return mine + r * share_words<kind>(); });
             ft_copy_async_wait<0>();
             __syncwarp();
@@ -178,8 +236,6 @@ static __global__ void __launch_bounds__(UP_THREADS, UP_BLOCKS(way))
         __syncthreads();
         finish_up<kind, tiles>(&a, put, blob, unit0, first, rows, gate.factor * tile_factor<kind>(),
                                up.factor * tile_factor<kind>());
-        if (way == WAY_ALONE)
-            break;
     }
 }
 
@@ -371,6 +427,15 @@ static int launch_up(const struct ft_expert_args *a, uint32_t groups, uint32_t r
                           dim3(UP_THREADS), shared, stream, *a, rows);
 }
 
+/* As many rounds as the tiles of all groups that may exist take, all of them full. */
+template <int kind> static int launch_up_row(const struct ft_expert_args *a, uint32_t groups, void *stream)
+{
+    uint32_t tasks = div_up(a->layout.width, UP_UNITS) * groups;
+    uint32_t rounds = div_up(tasks, UP_ROW_BLOCKS * a->multiprocessors);
+    return FT_LAUNCH_NEXT(up_row_kernel<kind>, dim3(div_up(tasks, rounds)), dim3(UP_THREADS),
+                          UP_PARTS * share_words<kind>() * 4, stream, *a);
+}
+
 template <int kind, int tiles, bool brief>
 static int launch_down(const struct ft_expert_args *a, const struct shared_args *s, uint32_t groups,
                        uint32_t rows, void *stream)
@@ -406,7 +471,8 @@ static int launch_kind(const struct ft_expert_args *a, const struct shared_args 
     uint32_t down_rows = rows_that_fit(ft_stage_words<kind>(a->layout.width), rows_at_once);
     if (!down_rows)
         return launch_slow(a, s, groups, stream);
-    int error = a->one_row && shares          ? launch_up<kind, 1, WAY_ALONE>(a, groups, 1, stream)
+    bool row = a->one_row && shares && groups <= UP_ROW_GROUPS;
+    int error = row                           ? launch_up_row<kind>(a, groups, stream)
                 : rows_at_once <= 2 && shares ? launch_up<kind, 1, WAY_TWO>(a, groups, rows_at_once, stream)
                 : rows_at_once <= 2           ? launch_up<kind, 1, WAY_MANY>(a, groups, rows_at_once, stream)
                                               : launch_up<kind, 2, WAY_MANY>(a, groups, rows_at_once, stream);
@@ -469,6 +535,7 @@ extern "C" int ft_cuda_experts(const struct ft_cuda *c, uint32_t layer, const st
     a.y = c->base + c->space.expert_y;
     a.stamp = stamp;
     a.one_row = c->step.rows == 1;
+    a.multiprocessors = c->multiprocessors;
     with_shared = with_shared && m->shared_width;
     if (with_shared && decode)
         s = shared_args_of(c, layer);

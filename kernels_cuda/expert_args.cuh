@@ -24,6 +24,7 @@ struct ft_expert_args {
     float *h;               /* [pairs, width] in the order of the list */
     float *y;               /* [rows * k, hidden] at pair_out */
     uint64_t *stamp;
+    uint32_t multiprocessors;
     bool one_row; /* the step has one row: group i is pair i of row 0 */
 };
 

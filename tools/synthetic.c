@@ -451,14 +451,17 @@ static void fill_at(const struct filling *f, char *to, uint64_t bytes, struct pa
     fill(to, bytes, pattern, f->options->seed * 0x9e3779b97f4a7c15u + (uint64_t)(to - f->base));
 }
 
+/* Layer by layer in turn: whoever writes a page first gives it its place. A machine whose memory is of two speeds
+ * (a second socket, which a virtual machine does not show) has some of each in every layer then. */
 static void fill_expert(const struct filling *f, uint64_t index)
 {
-    uint32_t layer = (uint32_t)(index / f->model->expert_count);
+    uint32_t layer = (uint32_t)(index % f->model->layer_count);
+    uint64_t expert = index / f->model->layer_count;
     const struct ft_layer_weights *w = &f->weights->layers[layer];
     const struct recipe *recipe = &f->recipes[layer];
     if (f->model->layers[layer].dense)
         return;
-    char *blob = (char *)(uintptr_t)w->experts + index % f->model->expert_count * w->expert_layout.stride;
+    char *blob = (char *)(uintptr_t)w->experts + expert * w->expert_layout.stride;
     for (uint32_t i = 0; i < recipe->count; i++)
         fill_at(f, blob + recipe->sections[i].offset, recipe->sections[i].bytes, recipe->sections[i].pattern);
     if (recipe->global_offset != FT_NONE)

@@ -2,6 +2,7 @@
 #include "kernels_cpu/bench_internal.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -106,7 +107,41 @@ static int measure(const struct bench *b, struct ft_bench_case *c, double *unit_
     return FT_OK;
 }
 
-/* filter: names with commas between them. */
+/* ---- filters: names with commas between them ---- */
+
+static const char *isa_name(uint32_t i)
+{
+    return i < FT_ISA_COUNT ? ft_isa_name((enum ft_isa)i) : NULL;
+}
+static const char *op_name(uint32_t i)
+{
+    return i < FT_BENCH_OP_COUNT ? ft_bench_op_name((enum ft_bench_op)i) : NULL;
+}
+static const char *format_name(uint32_t i)
+{
+    return i < FT_FORMAT_COUNT ? ft_format_name((enum ft_format)i) : NULL;
+}
+
+/* Every name of the filter is one of name(0), name(1) .. up to NULL. */
+static int check_filter(const char *filter, const char *what, const char *(*name)(uint32_t),
+                        struct ft_error *err)
+{
+    for (const char *at = filter; at; at = strchr(at, ','), at = at ? at + 1 : NULL) {
+        size_t length = strcspn(at, ",");
+        char list[256] = "";
+        bool known = false;
+        for (uint32_t i = 0; name(i); i++) {
+            known |= strlen(name(i)) == length && memcmp(at, name(i), length) == 0;
+            size_t used = strlen(list);
+            snprintf(list + used, sizeof list - used, "%s%s", i ? ", " : "", name(i));
+        }
+        if (!known)
+            return ft_error_set(err, FT_USAGE, "no %s is called \"%.*s\": %ss are %s", what, (int)length, at,
+                                what, list);
+    }
+    return FT_OK;
+}
+
 static bool is_wanted(const char *filter, const char *name)
 {
     size_t length = strlen(name);
@@ -145,6 +180,13 @@ static int measure_rows(const struct bench *b, struct ft_bench_case *c, const st
     return FT_OK;
 }
 
+static bool is_measured(const struct ft_bench_kernels_options *options, enum ft_isa isa)
+{
+    bool reference = options->reference || (options->isa && is_wanted(options->isa, "ref"));
+    return ft_isa_is_available(isa) && (isa != FT_ISA_REF || reference) &&
+           is_wanted(options->isa, ft_isa_name(isa));
+}
+
 static int measure_case(const struct bench *b, uint32_t index, const struct results *out,
                         struct ft_error *err)
 {
@@ -158,9 +200,7 @@ static int measure_case(const struct bench *b, uint32_t index, const struct resu
     int status = ft_bench_case_prepare(&c, 1000 * (index + 1ull), err);
     for (enum ft_isa isa = 0; isa < FT_ISA_COUNT && status == FT_OK; isa++) {
         struct ft_kernels kernels;
-        bool reference = options->reference || (options->isa && is_wanted(options->isa, "ref"));
-        if (!ft_isa_is_available(isa) || (isa == FT_ISA_REF && !reference) ||
-            !is_wanted(options->isa, ft_isa_name(isa)))
+        if (!is_measured(options, isa))
             continue;
         status = ft_kernels_init(&kernels, ft_isa_name(isa), err);
         c.kernels = &kernels;
@@ -171,6 +211,35 @@ static int measure_case(const struct bench *b, uint32_t index, const struct resu
     return status;
 }
 
+/* At least one version of one case is wanted and there. */
+static bool wants_any(const struct ft_bench_kernels_options *options)
+{
+    for (uint32_t i = 0; i < ft_bench_case_count(); i++) {
+        enum ft_bench_op op;
+        enum ft_format format;
+        ft_bench_case_get(i, &op, &format);
+        for (enum ft_isa isa = 0; isa < FT_ISA_COUNT; isa++)
+            if (is_measured(options, isa) && is_wanted(options->op, ft_bench_op_name(op)) &&
+                is_wanted(options->format, ft_format_name(format)))
+                return true;
+    }
+    return false;
+}
+
+int ft_bench_kernels_check(const struct ft_bench_kernels_options *options, struct ft_error *err)
+{
+    int status = check_filter(options->op, "op", op_name, err);
+    if (status == FT_OK)
+        status = check_filter(options->format, "format", format_name, err);
+    if (status == FT_OK)
+        status = check_filter(options->isa, "ISA", isa_name, err);
+    if (status == FT_OK && !wants_any(options))
+        return ft_error_set(err, FT_USAGE, "this core has no kernel of op %s, format %s, ISA %s",
+                            options->op ? options->op : "any", options->format ? options->format : "any",
+                            options->isa ? options->isa : "any");
+    return status;
+}
+
 int ft_bench_kernels_run(const struct ft_bench_kernels_options *options, const struct ft_bench_roof *roof,
                          struct ft_bench_kernels_result *results, uint32_t capacity, uint32_t *count,
                          struct ft_error *err)
@@ -178,19 +247,15 @@ int ft_bench_kernels_run(const struct ft_bench_kernels_options *options, const s
     struct bench b;
     struct results out = {results, capacity, count};
     *count = 0;
-    int status = bench_init(&b, options, FT_BENCH_PAGES_HUGE, err);
+    int status = ft_bench_kernels_check(options, err);
+    if (status == FT_OK)
+        status = bench_init(&b, options, FT_BENCH_PAGES_HUGE, err);
     if (status != FT_OK)
         return status;
     b.roof = roof;
     for (uint32_t i = 0; i < ft_bench_case_count() && status == FT_OK; i++)
         status = measure_case(&b, i, &out, err);
     bench_fini(&b);
-    if (status == FT_OK && !*count)
-        return ft_error_set(err, FT_USAGE,
-                            "no kernel is called op \"%s\", format \"%s\", ISA \"%s\" on this core; ops are "
-                            "expert, matmul, mix_up, attention, index_scores, delta_rule",
-                            options->op ? options->op : "any", options->format ? options->format : "any",
-                            options->isa ? options->isa : "any");
     return status;
 }
 

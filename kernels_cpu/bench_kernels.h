@@ -85,8 +85,10 @@ struct ft_bench_pages_result {
 
 int ft_bench_kernels_roof(const struct ft_bench_kernels_options *options, struct ft_bench_roof *roof,
                           struct ft_error *err);
+/* The names of the options, before anything is measured. FT_USAGE: one that nobody has, or nothing matches. */
+int ft_bench_kernels_check(const struct ft_bench_kernels_options *options, struct ft_error *err);
 /* Every (op, format, ISA, rows). `roof` from above. FT_LIMIT when the results do not fit into `capacity`;
- * FT_USAGE when a name matches nothing. */
+ * FT_USAGE as ft_bench_kernels_check. */
 int ft_bench_kernels_run(const struct ft_bench_kernels_options *options, const struct ft_bench_roof *roof,
                          struct ft_bench_kernels_result *results, uint32_t capacity, uint32_t *count,
                          struct ft_error *err);

@@ -197,6 +197,8 @@ benches() {
     expect 0 '"max_error"' "$ft" bench kernels --json --rounds 1 --bank 4M --hidden 256 --width 128 --op mix_up
     is_json out "bench kernels --op"
     refuse 2 'ops are expert, matmul' "$ft" bench kernels --rounds 1 --bank 4M --op matmull
+    refuse 2 'no ISA is called "avx99"' "$ft" bench kernels --rounds 1 --bank 4M --isa avx2,avx99
+    refuse 2 'no kernel of op mix_up, format mxfp4' "$ft" bench kernels --rounds 1 --bank 4M --op mix_up --format mxfp4
     expect 0 'times_ceiling' "$ft" bench kernels --json --rounds 1 --bank 4M --step --steps 8 --model "$tiny"
     is_json out "bench kernels --step"
     expect 0 'x that' "$ft" bench kernels --rounds 1 --bank 4M --step --steps 4 --shape "$data/fixtures/qwen4_exp-bf16/config.json" --format mxfp4

@@ -213,7 +213,9 @@ static int measure(const struct options *options, struct report *report, struct 
     uint32_t rows = options->rows; /* of those that are measured: powers of two up to 64 */
     if (rows & (rows - 1))
         return ft_error_set(err, FT_USAGE, "--rows %u: wanted 2, 4, 8, 16, 32 or 64", rows);
-    int status = ft_topology_open(&topology, NULL, err);
+    int status = options->step ? FT_OK : ft_bench_kernels_check(&bench, err);
+    if (status == FT_OK)
+        status = ft_topology_open(&topology, NULL, err);
     if (status != FT_OK)
         return status;
     if (!bench.bank_bytes)

@@ -34,11 +34,12 @@ static bool is_slot_active(const struct ft_layer_in *in, uint32_t slot)
     return low < in->active_count && in->expert[low] == wanted;
 }
 
-/* A slot may be taken when nobody leases or fills it and this very layer does not read it. Two fetches of one
+/* A slot may be taken when it lies on the layer's GPU, nobody leases or fills it and this very layer does not read it. Two fetches of one
  * layer may name the same slot: the runner makes them consecutive waves. */
 static bool may_take(const struct ft_layer_in *in, uint32_t slot)
 {
-    return slot < in->slots.count && !in->slots.busy[slot] && !is_slot_active(in, slot);
+    return slot >= in->slots.begin && slot < in->slots.end && !in->slots.busy[slot] &&
+           !is_slot_active(in, slot);
 }
 
 static bool is_victim_of(const struct ft_layer_out *out, uint32_t count, uint32_t slot)
@@ -54,7 +55,7 @@ static bool is_victim_of(const struct ft_layer_out *out, uint32_t count, uint32_
 static uint32_t find_victim(const struct ft_layer_in *in, const struct ft_layer_out *out, uint32_t decided)
 {
     uint32_t best = FT_NONE, shared = FT_NONE;
-    for (uint32_t s = 0; s < in->slots.count; s++) {
+    for (uint32_t s = in->slots.begin; s < in->slots.end; s++) {
         if (!may_take(in, s))
             continue;
         if (is_victim_of(out, decided, s)) {

@@ -48,12 +48,14 @@ enum ft_reason {
 };
 const char *ft_reason_text(enum ft_reason reason);
 
-/* The slots of the pool, as seen by eviction. Arrays [count]. */
+/* The slots of the pool, as seen by eviction. Arrays [count]. With several GPUs each has a range of the pool, and what a
+ * layer fetches must lie on the layer's own GPU: [begin, end) are the slots that may be taken. */
 struct ft_slot_view {
     uint32_t count;
     const uint32_t *layer, *expert; /* FT_NONE when the slot is free */
     const uint32_t *last_used;      /* step number of the last use */
     const uint8_t *busy;            /* leased or filling: may not be taken */
+    uint32_t begin, end;
 };
 
 /* What is known when a layer's router has run. Arrays [active_count], experts ascending. */
@@ -76,7 +78,8 @@ struct ft_layer_in {
 /* The answer. Arrays are the caller's, [active_count]; prefetch arrays [prefetch_max]. A prefetch is a copy into a slot
  * that may be taken (not busy, no victim of this answer), made when the link has nothing else to do; from then on the
  * expert counts as resident (on a GPU: once a later layer's fetches stand behind the copy). prefetch_max may be 0: in
- * prefill, while earlier prefetches wait, and on a GPU in a layer that misses nothing. */
+ * prefill, while earlier prefetches wait, and on a GPU in a layer that misses nothing. With several GPUs: only of layers
+ * of the same GPU. */
 struct ft_layer_out {
     uint8_t *place;   /* enum ft_place; DEVICE only where slot != FT_NONE, FETCH only where it is FT_NONE */
     uint8_t *reason;  /* enum ft_reason */
@@ -126,7 +129,7 @@ struct ft_policy {
     void (*observe)(void *state, const struct ft_observation *observation); /* may be NULL */
     void (*step_end)(void *state, const struct ft_step_summary *summary);   /* may be NULL */
     /* May be NULL. Called between two decisions while the lanes are at work on the first: time for what the next one
-     * would have to do while they wait. */
+     * would have to do while they wait. slots: as the next layer will see them. */
     void (*prepare)(void *state, const struct ft_slot_view *slots, uint32_t step);
     /* A policy that repeats given choices: how many it could not repeat so far. NULL for the others. Called between
      * steps. */

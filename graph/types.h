@@ -20,6 +20,7 @@
 #define FT_HC_MAX 16
 #define FT_WORKERS_MAX 256
 #define FT_SEQUENCES_MAX 256
+#define FT_GPUS_MAX 32
 
 /* Element type of a tensor as stored in a checkpoint. */
 enum ft_dtype {

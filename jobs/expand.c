@@ -106,7 +106,7 @@ static void decide(struct ft_step *step, uint32_t layer, struct ft_layer_out *ou
     *out = (struct ft_layer_out){
         .place = a->place, .reason = a->reason, .victim = a->victim, .predicted_ns = a->predicted_ns};
     ft_prefetch_offer(step, out);
-    ft_slots_view(&step->slots, &in.slots);
+    ft_slots_view(&step->slots, layer, &in.slots);
     step->policy->decide_layer(step->policy_state, &in, out);
     step->repairs += ft_policy_check_answer(&in, out);
     if (step->cuda)
@@ -279,6 +279,7 @@ static void add_waves(struct filler *f, uint32_t layer)
     uint32_t members = 0, published = atomic_load_explicit(&step->link_published, memory_order_relaxed);
     uint32_t before[2] = {FT_NONE, FT_NONE}; /* dynamic indices of the last and the second last group */
     uint32_t *awaited = a->awaited, awaited_count = 0;
+    char *const *staging = ft_step_staging(step, layer);
     for (uint32_t i = 0; i < a->count; i++) {
         if (a->place[i] != FT_PLACE_DEVICE)
             continue;
@@ -310,7 +311,7 @@ static void add_waves(struct filler *f, uint32_t layer)
             a->group[members++] = next;
             taken++;
             if (staged) {
-                a->blob[next] = step->staging[wave % 2] + step->staging_stride * (taken - 1);
+                a->blob[next] = staging[wave % 2] + step->staging_stride * (taken - 1);
             } else {
                 uint32_t slot = a->victim[next];
                 a->evicted[next] = ft_slots_holder(&step->slots, slot);
@@ -430,7 +431,7 @@ uint32_t ft_step_expand(struct ft_step *step, uint32_t thread, uint32_t layer, u
     if (step->wave_count)
         ft_park_wake(&step->link.park);
     if (out.prefetch_count)
-        ft_prefetch_publish(step, &out);
+        ft_prefetch_publish(step, layer, &out);
     record_policy(step, thread, layer, start);
     return ready;
 }

@@ -248,8 +248,8 @@ static void stream_layer(struct drive *d, uint32_t layer)
             at[e++] = FT_NONE;
             continue;
         }
-        int error = copy_in(lane, step->staging[buffer] + stride * place, w->experts + stride * first,
-                            stride * (e - first));
+        int error = copy_in(lane, ft_step_staging(step, layer)[buffer] + stride * place,
+                            w->experts + stride * first, stride * (e - first));
         (void)try_(d, error, "streaming a layer's experts to the GPU");
     }
     if (!lane->broken)
@@ -260,7 +260,7 @@ static const char *staged_blob(const struct drive *d, uint32_t layer, uint32_t e
 {
     const struct ft_step *step = d->step;
     uint32_t at = d->lane->staged_at[(uint64_t)(layer % 2) * step->model->expert_count + expert];
-    return step->staging[layer % 2] +
+    return ft_step_staging(step, layer)[layer % 2] +
            (uint64_t)d->lane->options.weights->layers[layer].expert_layout.stride * at;
 }
 
@@ -470,7 +470,7 @@ static void drive_router(struct drive *d, uint32_t job, uint32_t layer)
                 complete_link(d, i, ft_clock_ns(&step->clock));
         if (step->policy->prepare && step->wave_count) { /* copies and CPU take longer than this */
             struct ft_slot_view view;
-            ft_slots_view(&step->slots, &view);
+            ft_slots_view(&step->slots, layer + 1 < step->model->layer_count ? layer + 1 : 0, &view);
             step->policy->prepare(step->policy_state, &view, step->step_number);
         }
     } else {

@@ -179,7 +179,7 @@ static int make_exchange(struct ft_lane_cuda *lane, struct ft_error *err)
     e->host_x = ft_execute_at(x, x->space.x, 0, 0);
     e->host_y = ft_execute_at(x, x->space.expert_y, 0, 0);
     e->host_ple = ft_execute_at(x, x->space.ple_e, 0, 0);
-    e->slots = lane->step->slots.memory;
+    e->slots = lane->step->slots.parts[0].memory;
     e->slot_bytes = lane->step->slots.slot_bytes;
     return FT_OK;
 }

@@ -96,15 +96,18 @@ static void take(struct ft_step *step, struct ft_prefetch *e)
     atomic_store_explicit(&slots->filling[e->slot], e->ticket, memory_order_relaxed);
 }
 
-void ft_prefetch_publish(struct ft_step *step, const struct ft_layer_out *out)
+void ft_prefetch_publish(struct ft_step *step, uint32_t layer_now, const struct ft_layer_out *out)
 {
     struct ft_prefetches *p = &step->prefetches;
     struct ft_slots *slots = &step->slots;
     uint32_t published = atomic_load_explicit(&p->published, memory_order_relaxed), before = published;
+    const struct ft_slots_part *own = &slots->parts[ft_slots_part_of(slots, layer_now)];
     for (uint32_t i = 0; i < out->prefetch_count; i++) {
         uint32_t layer = p->layer[i], expert = p->expert[i], slot = p->victim[i];
         bool exists = layer < step->model->layer_count && !step->model->layers[layer].dense &&
                       expert < step->model->expert_count;
+        const struct ft_slots_part *part = &slots->parts[exists ? ft_slots_part_of(slots, layer) : 0];
+        exists = exists && slot >= part->begin && slot < part->end && part == own;
         if (!exists || slots->busy[slot] || ft_slots_find(slots, layer, expert) != FT_NONE ||
             (step->cuda && is_pending(p, published, layer, expert))) {
             step->repairs += !exists;
@@ -145,7 +148,10 @@ uint32_t ft_prefetch_arrive(struct ft_step *step, uint32_t layer, struct ft_pref
     struct ft_prefetches *p = &step->prefetches;
     struct ft_slots *slots = &step->slots;
     uint32_t count = 0, passed = atomic_load_explicit(&p->passed, memory_order_relaxed);
-    for (; p->settled != passed && entry(p, p->settled)->layer != layer; p->settled++) {
+    uint32_t part = ft_slots_part_of(slots, layer);
+    for (; p->settled != passed && entry(p, p->settled)->layer != layer &&
+           ft_slots_part_of(slots, entry(p, p->settled)->layer) == part;
+         p->settled++) {
         const struct ft_prefetch *e = entry(p, p->settled);
         if (ft_slots_find(slots, e->layer, e->expert) == FT_NONE) {
             ft_slots_take(slots, e->slot, e->layer, e->expert, e->step, false);

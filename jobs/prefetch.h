@@ -61,8 +61,9 @@ struct ft_layer_out;
 
 /* Before the policy is asked: what was copied is settled, and the answer gets room (none in prefill). */
 void ft_prefetch_offer(struct ft_step *step, struct ft_layer_out *out);
-/* After the layer's own fetches: takes slots and publishes what the policy asked for and still makes sense. */
-void ft_prefetch_publish(struct ft_step *step, const struct ft_layer_out *out);
+/* After the own fetches of layer_now: takes slots and publishes what the policy asked for and still makes sense.
+ * With several GPUs only layers of the same one do: the others do not hear of moves in this layer. */
+void ft_prefetch_publish(struct ft_step *step, uint32_t layer_now, const struct ft_layer_out *out);
 /* After leases have ended. `thread` records the copies that are done, in its own trace ring, as the link's. */
 void ft_prefetch_settle(struct ft_step *step, uint32_t thread);
 /* Counts the first use of a prefetched expert. True: its slot is still filling. */
@@ -75,8 +76,8 @@ struct ft_prefetch_move {
 /* GPU, driver: the victims of what was published for this layer; [FT_PREFETCH_MAX]. Returns how many. */
 uint32_t ft_prefetch_victims(struct ft_step *step, struct ft_prefetch_move *moves);
 /* GPU, driver, in a layer whose flag stands behind the copies of earlier layers: makes those resident. What
- * belongs to this very layer waits for the next one: its lists are made. [FT_PREFETCH_MAX]; returns how many.
- */
+ * belongs to this very layer waits for the next one: its lists are made. So does what another GPU copies, and
+ * what was asked for after it. [FT_PREFETCH_MAX]; returns how many. */
 uint32_t ft_prefetch_arrive(struct ft_step *step, uint32_t layer, struct ft_prefetch_move *moves);
 /* GPU, driver: the next copy to queue, NULL = none; queued: start_ns and end_ns are set, `thread` records it. */
 struct ft_prefetch *ft_prefetch_next(struct ft_step *step);

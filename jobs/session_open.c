@@ -197,7 +197,7 @@ static int push_step(struct ft_session *session, struct ft_pools *pools, struct 
         status = FT_ARENA_PUSH(arena, session->record_max, &session->records, err);
     for (uint32_t i = 0; status == FT_OK && i < 2 && session->plan.device != FT_DEVICE_NONE; i++)
         status = ft_arena_push(pools->device, session->plan.staging_experts, stride,
-                               (void **)&step->staging[i], err);
+                               (void **)&step->staging[0][i], err);
     return status;
 }
 

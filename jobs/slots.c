@@ -6,12 +6,27 @@
 int ft_slots_init(struct ft_slots *slots, struct ft_arena *arena, struct ft_arena *blobs, uint32_t slot_count,
                   uint64_t slot_bytes, uint32_t layer_count, uint32_t expert_count, struct ft_error *err)
 {
+    const struct ft_slots_part all = {.layer_end = layer_count, .end = slot_count};
+    return ft_slots_init_parts(slots, arena, &blobs, &all, 1, slot_bytes, layer_count, expert_count, err);
+}
+
+int ft_slots_init_parts(struct ft_slots *slots, struct ft_arena *arena, struct ft_arena *const *blobs,
+                        const struct ft_slots_part *parts, uint32_t part_count, uint64_t slot_bytes,
+                        uint32_t layer_count, uint32_t expert_count, struct ft_error *err)
+{
+    uint32_t slot_count = parts[part_count - 1].end;
     *slots = (struct ft_slots){.count = slot_count,
                                .layer_count = layer_count,
                                .expert_count = expert_count,
-                               .slot_bytes = ft_round_up(slot_bytes, 64)};
+                               .slot_bytes = ft_round_up(slot_bytes, 64),
+                               .part_count = part_count};
     uint64_t experts = (uint64_t)layer_count * expert_count;
-    int status = ft_arena_push(blobs, slot_count, slots->slot_bytes, (void **)&slots->memory, err);
+    int status = FT_OK;
+    for (uint32_t i = 0; i < part_count && status == FT_OK; i++) {
+        slots->parts[i] = parts[i];
+        status = ft_arena_push(blobs[i], parts[i].end - parts[i].begin, slots->slot_bytes,
+                               (void **)&slots->parts[i].memory, err);
+    }
 #define PUSH(count, pointer)                                                                                 \
     if (status == FT_OK)                                                                                     \
     status = FT_ARENA_PUSH(arena, count, pointer, err)
@@ -98,11 +113,14 @@ void ft_slots_forget_step(struct ft_slots *slots, uint32_t step)
     }
 }
 
-void ft_slots_view(const struct ft_slots *slots, struct ft_slot_view *view)
+void ft_slots_view(const struct ft_slots *slots, uint32_t layer, struct ft_slot_view *view)
 {
+    const struct ft_slots_part *part = &slots->parts[ft_slots_part_of(slots, layer)];
     *view = (struct ft_slot_view){.count = slots->count,
                                   .layer = slots->layer,
                                   .expert = slots->expert,
                                   .last_used = slots->last_used,
-                                  .busy = slots->busy};
+                                  .busy = slots->busy,
+                                  .begin = part->begin,
+                                  .end = part->end};
 }

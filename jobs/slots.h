@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The pool of expert slots of one device, over all layers.
+ * The pool of expert slots, over all layers. Several GPUs have a part each, of consecutive slots, for a range
+ * of layers: an expert is only ever held by its layer's part.
  *
  *     free -> filling -> resident -> leased (step) -> resident -> ... -> evicted (generation + 1)
  *
@@ -18,11 +19,19 @@
 #include "graph/arena.h"
 #include "graph/policy.h"
 
+/* What one GPU has of the pool. */
+struct ft_slots_part {
+    uint32_t layer_end;  /* its layers: from the end of the part before */
+    uint32_t begin, end; /* its slots */
+    char *memory;        /* [end - begin] blobs, slot_bytes apart, 64-byte aligned */
+};
+
 struct ft_slots {
     uint32_t count, layer_count, expert_count;
     uint64_t slot_bytes;
-    char *memory;                         /* [count] blobs, slot_bytes apart, 64-byte aligned */
-    bool is_device;                       /* the host must not touch `memory` */
+    uint32_t part_count;
+    struct ft_slots_part parts[FT_GPUS_MAX];
+    bool is_device;                       /* the host must not touch the parts' memory */
     uint32_t *layer, *expert, *last_used; /* [count] */
     uint32_t *generation;                 /* [count] */
     uint8_t *busy;                        /* [count] leased in the running step's layer */
@@ -37,13 +46,28 @@ struct ft_slots {
 /* Counting arenas welcome. slot_count may be 0. The blobs come from `blobs` (the same arena, or a device's). */
 int ft_slots_init(struct ft_slots *slots, struct ft_arena *arena, struct ft_arena *blobs, uint32_t slot_count,
                   uint64_t slot_bytes, uint32_t layer_count, uint32_t expert_count, struct ft_error *err);
+/* The same in parts [part_count], whose memory is filled in; blobs [part_count]. */
+int ft_slots_init_parts(struct ft_slots *slots, struct ft_arena *arena, struct ft_arena *const *blobs,
+                        const struct ft_slots_part *parts, uint32_t part_count, uint64_t slot_bytes,
+                        uint32_t layer_count, uint32_t expert_count, struct ft_error *err);
+/* Which part is the layer's. */
+static inline uint32_t ft_slots_part_of(const struct ft_slots *slots, uint32_t layer)
+{
+    uint32_t part = 0;
+    while (part + 1 < slots->part_count && layer >= slots->parts[part].layer_end)
+        part++;
+    return part;
+}
 static inline uint32_t ft_slots_find(const struct ft_slots *slots, uint32_t layer, uint32_t expert)
 {
     return slots->count ? slots->map[(uint64_t)layer * slots->expert_count + expert] : FT_NONE;
 }
 static inline char *ft_slots_memory(const struct ft_slots *slots, uint32_t slot)
 {
-    return slots->memory + slots->slot_bytes * slot;
+    const struct ft_slots_part *part = slots->parts;
+    while (slot >= part->end)
+        part++;
+    return part->memory + slots->slot_bytes * (slot - part->begin);
 }
 /* What the slot holds: layer * expert_count + expert, or FT_NONE. */
 static inline uint32_t ft_slots_holder(const struct ft_slots *slots, uint32_t slot)
@@ -65,6 +89,7 @@ void ft_slots_empty(struct ft_slots *slots, uint32_t slot);
 void ft_slots_release(struct ft_slots *slots, const uint32_t *slot_list, uint32_t count);
 /* After a failed step: what its fetches were to fill is not to be trusted. Ends every lease. */
 void ft_slots_forget_step(struct ft_slots *slots, uint32_t step);
-void ft_slots_view(const struct ft_slots *slots, struct ft_slot_view *view);
+/* As a policy sees the pool for this layer. */
+void ft_slots_view(const struct ft_slots *slots, uint32_t layer, struct ft_slot_view *view);
 
 #endif

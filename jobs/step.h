@@ -78,7 +78,7 @@ struct ft_step {
     struct ft_execute x;
     struct ft_slots slots;
     struct ft_prefetches prefetches;
-    char *staging[2]; /* [staging_experts] blobs each */
+    char *staging[FT_GPUS_MAX][2]; /* by part of the slots: [staging_experts] blobs each */
     uint64_t staging_stride;
     const struct ft_policy *policy;
     void *policy_state;
@@ -175,6 +175,10 @@ bool ft_step_wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial 
                         uint64_t woken_spin_ns, uint32_t *seen);
 struct ft_trace_record *ft_step_record(struct ft_step *step, uint32_t thread, enum ft_record_kind kind,
                                        uint64_t start_ns, uint64_t end_ns);
+static inline char *const *ft_step_staging(const struct ft_step *step, uint32_t layer)
+{
+    return step->staging[ft_slots_part_of(&step->slots, layer)];
+}
 static inline bool ft_step_is_dynamic(const struct ft_step *step, uint32_t job)
 {
     return job >= step->graph->static_count;

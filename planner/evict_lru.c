@@ -45,10 +45,10 @@ static bool is_block_too_young(const struct ft_slot_view *slots, uint32_t first,
 uint32_t ft_evict_lru_find(const struct ft_layer_in *in, uint32_t wanted, struct ft_pick *pick)
 {
     const struct ft_slot_view *slots = &in->slots;
-    pick->room = FT_MIN(wanted, slots->count);
+    pick->room = FT_MIN(wanted, slots->end - slots->begin);
     pick->count = 0;
-    for (uint32_t s = 0; s < slots->count && pick->room;) {
-        bool full = pick->count == pick->room, block = full && slots->count - s >= BLOCK;
+    for (uint32_t s = slots->begin; s < slots->end && pick->room;) {
+        bool full = pick->count == pick->room, block = full && slots->end - s >= BLOCK;
         uint32_t rank_worst = full ? (uint32_t)(pick->keys[0] >> 32) : 0, end = s + (block ? BLOCK : 1);
         if (full && rank_worst == 0)
             break; /* all free: no better ones exist */

@@ -52,7 +52,7 @@ static bool may_take_ahead(const struct ft_place_ahead *ahead, const struct ft_l
 {
     const struct ft_slot_view *slots = &in->slots;
     uint32_t s = ahead->slot[i];
-    *stale = s >= slots->count || slots->last_used[s] != ahead->last_used[i] ||
+    *stale = s < slots->begin || s >= slots->end || slots->last_used[s] != ahead->last_used[i] ||
              slots->expert[s] != ahead->expert[i];
     bool wanted = false; /* by this very layer */
     for (uint32_t j = 0; j < in->active_count && !*stale; j++)
@@ -66,6 +66,8 @@ static void keep_ahead(struct ft_place_state *state, const struct ft_slot_view *
 {
     struct ft_place_ahead *ahead = &state->ahead;
     ahead->at = ahead->count = 0;
+    ahead->begin = slots->begin;
+    ahead->end = slots->end;
     for (uint32_t i = 0; i < found && ahead->count < FT_PLACE_AHEAD; i++) {
         uint32_t s = ft_evict_lru_victim(&state->victims, i);
         if (slots->last_used[s] >=
@@ -82,7 +84,8 @@ void ft_place_prepare(void *state, const struct ft_slot_view *slots, uint32_t st
 {
     struct ft_place_state *place = state;
     const struct ft_layer_in in = {.step = step, .layer = FT_NONE, .slots = *slots};
-    if (place->ahead.count - place->ahead.at >= FT_PLACE_AHEAD_LOW)
+    bool same = place->ahead.begin == slots->begin && place->ahead.end == slots->end;
+    if (same && place->ahead.count - place->ahead.at >= FT_PLACE_AHEAD_LOW)
         return;
     keep_ahead(place, slots, ft_evict_lru_find(&in, FT_MIN(FT_PLACE_AHEAD, place->capacity), &place->victims),
                step);
@@ -96,6 +99,8 @@ static uint32_t find_victims(struct ft_place_state *state, const struct ft_layer
     struct ft_pick *victims = &state->victims;
     uint32_t found = 0;
     bool stale;
+    if (ahead->begin != in->slots.begin || ahead->end != in->slots.end)
+        ahead->at = ahead->count = 0;
     while (ahead->at < ahead->count && !may_take_ahead(ahead, in, ahead->at, &stale) && stale)
         ahead->at++;
     for (uint32_t i = ahead->at; i < ahead->count && found < count; i++)

@@ -15,9 +15,10 @@
 /*
  * The slots that LRU will take next, oldest first, found by one scan for many layers: a slot only ever grows
  * younger, so what is still as old as it was is still among the oldest. Slots that were freed since are taken
- * at the next scan.
+ * at the next scan. It is a list of one GPU's slots, thrown away where the layers of the next GPU begin.
  */
 struct ft_place_ahead {
+    uint32_t begin, end; /* the slots that it was made of */
     uint32_t slot[FT_PLACE_AHEAD], last_used[FT_PLACE_AHEAD], expert[FT_PLACE_AHEAD];
     uint32_t at, count;
 };

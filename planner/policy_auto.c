@@ -300,7 +300,7 @@ static double walk_splits(const struct auto_state *s, const struct ft_layer_in *
                           double cpu_experts, double value, struct split best[WAYS], bool exists[WAYS])
 {
     double resident = resident_ns(s, in, misses), left = cpu_experts, soonest = 0;
-    uint32_t most = in->prefill ? misses : FT_MIN(misses, in->slots.count);
+    uint32_t most = in->prefill ? misses : FT_MIN(misses, in->slots.end - in->slots.begin);
     memset(exists, 0, WAYS * sizeof *exists);
     for (uint32_t f = 0; f <= most; f++) {
         if (f)

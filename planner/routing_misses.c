@@ -139,7 +139,8 @@ static uint32_t lru_layer(struct lru *lru, uint32_t layer, const uint32_t *activ
                                              .layer = lru->layer,
                                              .expert = lru->expert,
                                              .last_used = lru->last_used,
-                                             .busy = lru->busy}};
+                                             .busy = lru->busy,
+                                             .end = lru->slot_count}};
     struct ft_layer_out out = {.place = place, .reason = reason, .victim = victim, .predicted_ns = predicted};
     ft_policy_offload.decide_layer(lru->policy_state, &in, &out);
     for (uint32_t i = 0; i < count; i++) {

@@ -33,7 +33,7 @@ static void scene_init(struct scene *s, uint32_t active, uint32_t slots)
                                  .slot = s->slot,
                                  .last_used = s->expert_used,
                                  .has_device = true,
-                                 .slots = {slots, s->slot_layer, s->slot_expert, s->slot_used, s->busy}};
+                                 .slots = {slots, s->slot_layer, s->slot_expert, s->slot_used, s->busy, 0, slots}};
     s->out = (struct ft_layer_out){.place = s->place,
                                    .reason = s->reason,
                                    .victim = s->victim,

@@ -298,7 +298,7 @@ TEST(a_slot_that_fills_is_kept_through_a_failed_step_and_a_fetch_may_overtake)
         out.prefetch_victim[i] = i;
     }
     out.prefetch_count = 2;
-    ft_prefetch_publish(step, &out);
+    ft_prefetch_publish(step, 0, &out);
     ft_slots_forget_step(slots, 5); /* the step fails: leases end, but the copies are still to come */
     ft_prefetch_settle(step, 0);
     CHECK_EQ(slots->busy[0] + slots->busy[1], 2);
@@ -317,7 +317,7 @@ TEST(a_slot_that_fills_is_kept_through_a_failed_step_and_a_fetch_may_overtake)
     out.prefetch_expert[0] = 1;
     out.prefetch_victim[0] = 1;
     out.prefetch_count = 1;
-    ft_prefetch_publish(step, &out);
+    ft_prefetch_publish(step, 0, &out);
     CHECK(ft_prefetch_run(step, note_copy));
     CHECK_EQ(copied, 0);
     CHECK(atomic_load(&slots->filling[1]) != 0);
@@ -341,7 +341,7 @@ TEST(a_slot_that_fills_is_kept_through_a_failed_step_and_a_fetch_may_overtake)
         out.prefetch_expert[0] = 2 + i % 2;
         out.prefetch_victim[0] = 2;
         out.prefetch_count = 1;
-        ft_prefetch_publish(step, &out);
+        ft_prefetch_publish(step, 0, &out);
     }
     CHECK_EQ(out.prefetch_max, 0);
     CHECK_EQ(step->prefetches.issued, 3 + FT_PREFETCH_MAX);
@@ -407,7 +407,7 @@ TEST(what_a_gpu_gets_ahead_is_resident_behind_a_later_layers_flag_only)
     out.prefetch_victim[0] = 0;
     out.prefetch_victim[1] = 1;
     out.prefetch_count = 2;
-    ft_prefetch_publish(step, &out);
+    ft_prefetch_publish(step, 0, &out);
     CHECK_EQ(p->issued, 1);
     CHECK_EQ(ft_slots_find(slots, 2, 1),
              FT_NONE); /* the victim is gone at once, the other is not there yet */
@@ -442,7 +442,7 @@ TEST(what_a_gpu_gets_ahead_is_resident_behind_a_later_layers_flag_only)
     out.prefetch_victim[0] = 0;
     out.prefetch_victim[1] = 1;
     out.prefetch_count = 2;
-    ft_prefetch_publish(step, &out);
+    ft_prefetch_publish(step, 0, &out);
     ft_prefetch_queued(step, 0);
     ft_slots_take(slots, 2, 0, 2, 6, false);
     CHECK_EQ(ft_prefetch_arrive(step, 1, moves), 0);

@@ -27,7 +27,7 @@ static struct ft_layer_in full_pool(void)
                                 .slot = in_slot,
                                 .last_used = last,
                                 .has_device = true,
-                                .slots = {SLOTS, layer, expert, used, busy}};
+                                .slots = {SLOTS, layer, expert, used, busy, 0, SLOTS}};
 }
 
 TEST(free_slots_first_then_the_oldest_then_the_lower_index)
@@ -64,7 +64,7 @@ TEST(no_slots_no_victims)
     struct ft_layer_in in = full_pool();
     memset(busy, 1, sizeof busy);
     CHECK_EQ(ft_evict_lru_find(&in, 3, &pick), 0);
-    in.slots.count = 0;
+    in.slots.count = in.slots.end = 0;
     CHECK_EQ(ft_evict_lru_find(&in, 3, &pick), 0);
     in = full_pool();
     CHECK_EQ(ft_evict_lru_find(&in, 0, &pick), 0);
@@ -127,7 +127,7 @@ TEST(large_pools_give_the_same_victims_as_a_plain_search)
             last_used[s] = draw / 64 % 3 == 0 ? draw / 256 % 8 : UINT32_MAX - draw / 256 % 3;
             taken[s] = draw / 4096 % 4 == 0;
         }
-        in.slots = (struct ft_slot_view){count, layers, experts, last_used, taken};
+        in.slots = (struct ft_slot_view){count, layers, experts, last_used, taken, 0, count};
         for (; found < wanted; found++) { /* the reference */
             uint64_t best = UINT64_MAX;
             for (uint32_t s = 0; s < count; s++) {

@@ -50,16 +50,17 @@ static void scene_init(struct scene *s, uint32_t active, uint32_t slots)
     }
     for (uint32_t i = 0; i < SLOTS; i++)
         s->slot_layer[i] = s->slot_expert[i] = FT_NONE;
-    s->in = (struct ft_layer_in){.step = 50,
-                                 .layer = 2,
-                                 .active_count = active,
-                                 .expert = s->active,
-                                 .rows = s->rows,
-                                 .slot = s->slot,
-                                 .last_used = s->last,
-                                 .has_device = true,
-                                 .expert_bytes = 4096,
-                                 .slots = {slots, s->slot_layer, s->slot_expert, s->slot_used, s->busy}};
+    s->in = (struct ft_layer_in){
+        .step = 50,
+        .layer = 2,
+        .active_count = active,
+        .expert = s->active,
+        .rows = s->rows,
+        .slot = s->slot,
+        .last_used = s->last,
+        .has_device = true,
+        .expert_bytes = 4096,
+        .slots = {slots, s->slot_layer, s->slot_expert, s->slot_used, s->busy, 0, slots}};
 }
 
 static void scene_fill(struct scene *s, uint32_t slot, uint32_t layer, uint32_t expert, uint32_t used)
@@ -333,8 +334,13 @@ static void random_scene(struct scene *s)
         s->rows[i] = 1 + random_below(5);
         s->last[i] = random_below(50);
     }
+    if (random_below(2)) { /* one GPU of several has the layer: the other slots are not its */
+        s->in.slots.begin = random_below(s->in.slots.count + 1);
+        s->in.slots.end = s->in.slots.begin + random_below(s->in.slots.count - s->in.slots.begin + 1);
+    }
     for (uint32_t i = 0; i < s->in.slots.count; i++) {
-        uint32_t layer = random_below(4), expert = random_below(EXPERTS);
+        bool own = i >= s->in.slots.begin && i < s->in.slots.end;
+        uint32_t layer = random_below(4) + (own ? 0 : 4), expert = random_below(EXPERTS);
         bool twice = false;
         for (uint32_t j = 0; j < i; j++)
             twice = twice || (s->slot_layer[j] == layer && s->slot_expert[j] == expert);
@@ -368,9 +374,64 @@ TEST(random_layers_need_no_repair_and_the_same_input_gives_the_same_output)
     }
 }
 
-TEST_MAIN(RUN(policies_are_found_by_name_and_strategy) RUN(offload_fetches_every_miss_into_the_oldest_slots)
-              RUN(with_one_slot_offload_fetches_in_waves) RUN(prefill_stages_and_takes_no_slot)
-                  RUN(without_a_device_all_is_cpu) RUN(cpu_computes_misses_and_uses_what_is_resident)
-                      RUN(hybrid_fetches_the_share_that_ends_first) RUN(hybrid_fetches_the_most_recently_used)
+/* Layers of two GPUs in turn, with the pauses between them: what is kept of one GPU's slots is not used for the other. */
+TEST(a_layer_takes_only_slots_of_its_own_gpu)
+{
+    struct scene s;
+    struct answer a;
+    struct ft_replay nothing = {0};
+    for (uint32_t p = 0; p < ft_policies_count(); p++) {
+        const struct ft_policy *policy = ft_policies_get(p);
+        start(policy, 1, &nothing);
+        uint32_t fetched = 0;
+        for (uint32_t step = 1; step < 40; step++)
+            for (uint32_t gpu = 0; gpu < 2; gpu++) {
+                uint32_t half = SLOTS / 2;
+                scene_init(&s, 3, SLOTS);
+                s.in.step = 100 + step;
+                for (uint32_t i = 0; i < SLOTS; i++)
+                    scene_fill(&s, i, 8 + i / half, i, 50 + random_below(40));
+                struct ft_slot_view view = s.in.slots;
+                view.begin = gpu * half;
+                view.end = view.begin + half;
+                if (policy->prepare && random_below(2))
+                    policy->prepare(memory, &view, s.in.step - 1);
+                s.in.slots = view;
+                s.in.layer = 8 + gpu;
+                for (uint32_t i = 0; i < 3; i++) {
+                    s.active[i] = EXPERTS - 3 + i;
+                    s.last[i] = s.in.step - 1;
+                }
+                decide(policy, &s, &a);
+                uint32_t oldest = view.begin;
+                for (uint32_t i = view.begin; i < view.end; i++)
+                    if (s.slot_used[i] < s.slot_used[oldest])
+                        oldest = i;
+                bool has_oldest = false;
+                for (uint32_t i = 0; i < 3; i++) {
+                    if (a.place[i] != FT_PLACE_FETCH)
+                        continue;
+                    fetched++;
+                    has_oldest |= a.victim[i] == oldest;
+                    CHECK(a.victim[i] >= view.begin && a.victim[i] < view.end);
+                }
+                CHECK(has_oldest || count_place(&a, 3, FT_PLACE_FETCH) == 0);
+                CHECK_EQ(ft_policy_check_answer(&s.in, &a.out), 0);
+                if (policy == &ft_policy_offload) { /* a victim of the other GPU is repaired */
+                    a.victim[0] = (1 - gpu) * half;
+                    CHECK_EQ(ft_policy_check_answer(&s.in, &a.out), 1);
+                    CHECK(a.victim[0] >= view.begin && a.victim[0] < view.end);
+                }
+            }
+        if (policy == &ft_policy_offload || policy == &ft_policy_hybrid)
+            CHECK(fetched > 100);
+    }
+}
+
+TEST_MAIN(RUN(a_layer_takes_only_slots_of_its_own_gpu) RUN(policies_are_found_by_name_and_strategy)
+              RUN(offload_fetches_every_miss_into_the_oldest_slots)
+                  RUN(with_one_slot_offload_fetches_in_waves) RUN(prefill_stages_and_takes_no_slot)
+                      RUN(without_a_device_all_is_cpu) RUN(cpu_computes_misses_and_uses_what_is_resident) RUN(
+                          hybrid_fetches_the_share_that_ends_first) RUN(hybrid_fetches_the_most_recently_used)
                           RUN(template_fetches_what_was_used_lately) RUN(replay_repeats_and_counts_departures)
                               RUN(random_layers_need_no_repair_and_the_same_input_gives_the_same_output))

@@ -139,7 +139,7 @@ static void run_router(struct sim *s, uint32_t step, uint32_t layer, struct ft_s
                              .has_device = true,
                              .expert_bytes = EXPERT_BYTES,
                              .format = FT_FORMAT_NVFP4,
-                             .slots = {SLOTS, s->slot_layer, s->slot_expert, s->slot_used, s->busy}};
+                             .slots = {SLOTS, s->slot_layer, s->slot_expert, s->slot_used, s->busy, 0, SLOTS}};
     uint32_t ahead_layer[TOPK], ahead_expert[TOPK], ahead_victim[TOPK];
     struct ft_layer_out out = {.place = place,
                                .reason = reason,

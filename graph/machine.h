@@ -20,6 +20,10 @@ struct ft_machine {
     enum ft_device device;
     uint32_t device_count;
     uint64_t device_memory_bytes; /* free for us, of one device; 0 = none */
+    /* several GPUs, in the order in which they have the layers; 0 or 1: device_memory_bytes says all */
+    uint32_t gpu_count;
+    uint32_t gpu_id[FT_GPUS_MAX]; /* as the CUDA runtime counts them */
+    uint64_t gpu_memory_bytes[FT_GPUS_MAX];
     double device_read_bytes_per_s;
     double link_bytes_per_s; /* RAM -> device */
     double link_latency_ns;

@@ -395,9 +395,15 @@ static uint64_t take(uint64_t *count, uint64_t elements)
 
 void ft_state_layout_init(struct ft_state_layout *layout, const struct ft_model *model)
 {
+    ft_state_layout_init_layers(layout, model, 0, model->layer_count);
+}
+
+void ft_state_layout_init_layers(struct ft_state_layout *layout, const struct ft_model *model, uint32_t begin,
+                                 uint32_t end)
+{
     memset(layout, 0xff, sizeof *layout); /* what a layer does not have is UINT64_MAX */
     layout->count = 0;
-    for (uint32_t i = 0; i < model->layer_count; i++) {
+    for (uint32_t i = begin; i < end; i++) {
         if (model->layers[i].attention != FT_ATTENTION_LINEAR)
             continue;
         layout->delta_offset[i] =
@@ -406,9 +412,10 @@ void ft_state_layout_init(struct ft_state_layout *layout, const struct ft_model 
             take(&layout->count, (uint64_t)(model->conv_taps - 1) * ft_model_conv_channels(model));
     }
     for (uint32_t p = 0; p < model->ple_count; p++)
-        layout->ple_offset[p] = take(&layout->count, (uint64_t)(model->ple_taps - 1) * model->ngram_size *
-                                                         model->hc_count * model->hidden);
-    for (uint32_t i = 0; i < model->layer_count; i++)
+        if (model->ple[p].layer >= begin && model->ple[p].layer < end)
+            layout->ple_offset[p] = take(&layout->count, (uint64_t)(model->ple_taps - 1) * model->ngram_size *
+                                                             model->hc_count * model->hidden);
+    for (uint32_t i = begin; i < end; i++)
         if (model->layers[i].attention == FT_ATTENTION_SPARSE)
             layout->indexer_offset[i] =
                 take(&layout->count, (uint64_t)model->indexer_ratio * model->indexer_dim);
@@ -422,12 +429,18 @@ void ft_state_layout_init(struct ft_state_layout *layout, const struct ft_model 
 
 void ft_kv_layout_init(struct ft_kv_layout *layout, const struct ft_model *model)
 {
+    ft_kv_layout_init_layers(layout, model, 0, model->layer_count);
+}
+
+void ft_kv_layout_init_layers(struct ft_kv_layout *layout, const struct ft_model *model, uint32_t begin,
+                              uint32_t end)
+{
     bool sparse = has_attention(model, FT_ATTENTION_SPARSE);
     memset(layout, 0xff, sizeof *layout); /* what a layer does not have is UINT64_MAX */
     layout->count = 0;
     layout->page_tokens = (uint32_t)ft_round_up(PAGE_TOKENS_MIN, sparse ? model->indexer_ratio : 1);
     uint64_t values = (uint64_t)model->kv_head_count * layout->page_tokens * model->head_dim;
-    for (uint32_t i = 0; i < model->layer_count; i++) {
+    for (uint32_t i = begin; i < end; i++) {
         if (model->layers[i].attention == FT_ATTENTION_LINEAR)
             continue;
         layout->k_offset[i] = take(&layout->count, values);

@@ -140,6 +140,9 @@ struct ft_state_layout {
     uint64_t indexer_offset[FT_LAYERS_MAX];    /* sparse layers */
 };
 void ft_state_layout_init(struct ft_state_layout *layout, const struct ft_model *model);
+/* The part of layers [begin, end), as a GPU that has only those keeps it; the counts of parts add up to the whole. */
+void ft_state_layout_init_layers(struct ft_state_layout *layout, const struct ft_model *model, uint32_t begin,
+                                 uint32_t end);
 
 /*
  * One page of the paged KV cache holds page_tokens tokens of one sequence for every attention layer that keeps KV,
@@ -154,5 +157,7 @@ struct ft_kv_layout {
     uint64_t k_offset[FT_LAYERS_MAX], v_offset[FT_LAYERS_MAX], indexer_offset[FT_LAYERS_MAX];
 };
 void ft_kv_layout_init(struct ft_kv_layout *layout, const struct ft_model *model);
+/* As above. page_tokens is that of the whole model. */
+void ft_kv_layout_init_layers(struct ft_kv_layout *layout, const struct ft_model *model, uint32_t begin, uint32_t end);
 
 #endif

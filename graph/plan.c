@@ -74,6 +74,51 @@ static int check_lanes(const struct ft_plan *plan, struct ft_error *err)
     return FT_OK;
 }
 
+static int check_gpus(const struct ft_plan *plan, const struct ft_model *model, struct ft_error *err)
+{
+    uint32_t layer = 0, slot = 0;
+    if (plan->gpu_count > FT_GPUS_MAX || (plan->gpu_count > 1 && plan->device != FT_DEVICE_CUDA))
+        return ft_error_set(err, FT_INTERNAL, "plan: %u GPUs with device %s, at most %d are possible",
+                            plan->gpu_count, ft_device_name(plan->device), FT_GPUS_MAX);
+    for (uint32_t i = 0; plan->gpu_count > 1 && i < plan->gpu_count; i++) {
+        const struct ft_plan_gpu *gpu = &plan->gpus[i];
+        if (gpu->layer_begin != layer || gpu->layer_end <= layer || gpu->slot_begin != slot ||
+            gpu->slot_end < slot)
+            return ft_error_set(
+                err, FT_INTERNAL,
+                "plan: GPU %u has layers %u to %u and slots %u to %u, wanted to go on at %u and %u", gpu->id,
+                gpu->layer_begin, gpu->layer_end, gpu->slot_begin, gpu->slot_end, layer, slot);
+        layer = gpu->layer_end;
+        slot = gpu->slot_end;
+    }
+    if (plan->gpu_count > 1 && (layer != model->layer_count || slot != plan->slot_count))
+        return ft_error_set(err, FT_INTERNAL, "plan: %u GPUs have %u of %u layers and %u of %u slots",
+                            plan->gpu_count, layer, model->layer_count, slot, plan->slot_count);
+    return FT_OK;
+}
+
+/* Sums of several GPUs; *fits: each has room. */
+static int check_gpu_sums(const struct ft_plan *plan, bool *fits, struct ft_error *err)
+{
+    uint64_t used = 0;
+    for (uint32_t i = 0; plan->gpu_count > 1 && i < plan->gpu_count; i++) {
+        const struct ft_plan_gpu *gpu = &plan->gpus[i];
+        uint64_t pools = 0;
+        for (uint32_t p = 0; p < FT_POOL_COUNT; p++)
+            if (!ft_add_u64(pools, gpu->pool_bytes[p], &pools))
+                return ft_error_set(err, FT_INTERNAL, "plan: the pools of GPU %u overflow", gpu->id);
+        if (pools != gpu->used_bytes || !ft_add_u64(used, pools, &used))
+            return ft_error_set(err, FT_INTERNAL,
+                                "plan: pools of GPU %u add up to %llu bytes, the plan says %llu", gpu->id,
+                                (unsigned long long)pools, (unsigned long long)gpu->used_bytes);
+        *fits = *fits && (!gpu->limit_bytes || pools <= gpu->limit_bytes);
+    }
+    if (plan->gpu_count > 1 && used != plan->used_bytes[FT_TIER_DEVICE])
+        return ft_error_set(err, FT_INTERNAL, "plan: GPUs add up to %llu bytes, the plan says %llu",
+                            (unsigned long long)used, (unsigned long long)plan->used_bytes[FT_TIER_DEVICE]);
+    return FT_OK;
+}
+
 static int check_sums(const struct ft_plan *plan, struct ft_error *err)
 {
     uint64_t used[FT_TIER_COUNT] = {0};
@@ -102,6 +147,9 @@ static int check_sums(const struct ft_plan *plan, struct ft_error *err)
                                 (unsigned long long)plan->used_bytes[tier]);
         fits = fits && (!plan->limit_bytes[tier] || used[tier] <= plan->limit_bytes[tier]);
     }
+    int status = check_gpu_sums(plan, &fits, err);
+    if (status != FT_OK)
+        return status;
     if (fits != plan->fits)
         return ft_error_set(err, FT_INTERNAL, "plan: says that it %s, its numbers say the opposite",
                             plan->fits ? "fits" : "does not fit");
@@ -115,5 +163,7 @@ int ft_plan_check(const struct ft_plan *plan, const struct ft_model *model, stru
     int status = check_numbers(plan, model, err);
     if (status == FT_OK)
         status = check_lanes(plan, err);
+    if (status == FT_OK)
+        status = check_gpus(plan, model, err);
     return status == FT_OK ? check_sums(plan, err) : status;
 }

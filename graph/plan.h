@@ -27,7 +27,9 @@ struct ft_plan_options {
     bool all_logits;         /* every row goes through the head (ft logits) */
     uint64_t snapshot_bytes; /* host RAM for snapshots */
     bool snapshot_given;
-    uint64_t device_bytes, ram_bytes; /* limits; 0 = what the machine has */
+    uint64_t device_bytes, ram_bytes; /* limits; 0 = what the machine has; device_bytes: of every GPU */
+    uint32_t gpu_limit_count;
+    uint64_t gpu_bytes[FT_GPUS_MAX]; /* [gpu_limit_count]: limits of several GPUs, one by one */
     bool deterministic;
     bool ple_in_ram;
 };
@@ -55,6 +57,13 @@ struct ft_plan_term {
     char reason[128]; /* "256 slots of 2764864 B: --moe-cache-rate 0.152" */
 };
 
+/* One GPU of several: consecutive layers, and what it holds for them. */
+struct ft_plan_gpu {
+    uint32_t id; /* as the CUDA runtime counts them */
+    uint32_t layer_begin, layer_end, slot_begin, slot_end;
+    uint64_t pool_bytes[FT_POOL_COUNT], used_bytes, limit_bytes; /* limit 0 = unknown */
+};
+
 struct ft_plan {
     enum ft_strategy strategy;
     char strategy_reason[160];
@@ -71,6 +80,8 @@ struct ft_plan {
     struct ft_tiling tiling;              /* lane of every op */
     uint8_t reason_of_op[FT_OP_COUNT];    /* enum ft_reason */
     enum ft_dense dense;                  /* AS_STORED or TO_FP8: how the loader holds dense matrices */
+    uint32_t gpu_count; /* 0 or 1: the device has every layer and every slot */
+    struct ft_plan_gpu gpus[FT_GPUS_MAX]; /* [gpu_count] of several */
     bool lowered; /* fits only with less KV or fewer sequences than the defaults, or fewer slots than a step uses */
     uint32_t term_count;
     struct ft_plan_term terms[FT_POOL_COUNT];
@@ -85,7 +96,8 @@ static inline uint32_t ft_plan_rows_max(const struct ft_plan *plan)
     return FT_MAX(plan->chunk_rows, plan->sequences_max);
 }
 
-/* Consistency of a plan with its model: pools non-zero where needed, sums right, lanes legal. */
+/* Consistency of a plan with its model: pools non-zero where needed, sums right, lanes legal; several GPUs: their layers
+ * and slots follow each other without a gap. */
 int ft_plan_check(const struct ft_plan *plan, const struct ft_model *model, struct ft_error *err);
 
 #endif

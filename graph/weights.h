@@ -95,6 +95,7 @@ enum ft_dense_use {
 /* What a model weighs, known from headers alone. */
 struct ft_weight_sizes {
     uint64_t dense_bytes;       /* everything but experts, embedding, head and PLE tables */
+    uint64_t layer_dense_bytes[FT_LAYERS_MAX]; /* of which each layer's own; all 0: not known, alike */
     uint64_t embed_bytes;       /* token embedding */
     uint64_t head_bytes;        /* 0 when tied */
     uint64_t expert_bytes_max;  /* largest expert stride over the layers */

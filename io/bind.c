@@ -287,8 +287,12 @@ static int walk(struct ft_binder *b)
     if (!status)
         status = m->hc_count > 1 ? bind_mix(b, "hyper_connection_mixer.", false, &w->top_mix)
                                  : bind_vectors(b, "", &norm, 1);
-    for (uint32_t i = 0; i < m->layer_count && !status; i++)
+    for (uint32_t i = 0; i < m->layer_count && !status; i++) {
+        uint64_t before = b->end;
         status = bind_layer(b, i, &placed->layers[i]);
+        if (b->bind)
+            b->bind->sizes.layer_dense_bytes[i] = b->end - before;
+    }
     if (b->bind)
         b->bind->sizes.dense_bytes = b->end - start;
     for (uint32_t i = 0; i < m->layer_count && !status; i++) {

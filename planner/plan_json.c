@@ -45,6 +45,30 @@ static json_t *tier_table(const struct ft_plan *plan, bool *good)
     return table;
 }
 
+static json_t *gpu_table(const struct ft_plan *plan, bool *good)
+{
+    json_t *table = json_array();
+    for (uint32_t i = 0; i < plan->gpu_count; i++) {
+        const struct ft_plan_gpu *gpu = &plan->gpus[i];
+        json_t *row = json_object(), *pools = json_object();
+        put_number(row, "gpu", gpu->id, good);
+        put_number(row, "layer_begin", gpu->layer_begin, good);
+        put_number(row, "layer_end", gpu->layer_end, good);
+        put_number(row, "slot_count", gpu->slot_end - gpu->slot_begin, good);
+        put_number(row, "used_bytes", gpu->used_bytes, good);
+        put(row, "limit_bytes",
+            gpu->limit_bytes ? json_integer((json_int_t)FT_MIN(gpu->limit_bytes, (uint64_t)INT64_MAX))
+                             : json_null(),
+            good);
+        for (uint32_t p = 0; p < FT_POOL_COUNT; p++)
+            if (gpu->pool_bytes[p])
+                put_number(pools, ft_plan_pool_name((enum ft_plan_pool)p), gpu->pool_bytes[p], good);
+        put(row, "pools", pools, good);
+        *good = json_array_append_new(table, row) == 0 && *good;
+    }
+    return table;
+}
+
 static json_t *lane_table(const struct ft_plan *plan, bool *good)
 {
     json_t *table = json_object();
@@ -105,6 +129,8 @@ int ft_plan_to_json(const struct ft_plan *plan, const struct ft_plan *smallest, 
     put(root, "advice", json_string(plan->advice), &good);
     put(root, "tiers", tier_table(plan, &good), &good);
     put(root, "memory", memory_table(plan, &good), &good);
+    if (plan->gpu_count > 1)
+        put(root, "gpus", gpu_table(plan, &good), &good);
     if (smallest)
         put(root, "smallest_gpu", smallest_table(smallest, &good), &good);
     put(root, "ops", lane_table(plan, &good), &good);

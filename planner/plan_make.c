@@ -79,6 +79,26 @@ static int choose_workers(struct ft_plan_draft *draft, struct ft_error *err)
     return FT_OK;
 }
 
+/* 0 GPUs: one, or none. */
+static int choose_gpus(struct ft_plan_draft *draft, struct ft_error *err)
+{
+    const struct ft_plan_options *options = draft->options;
+    uint32_t count = draft->plan->device == FT_DEVICE_CUDA ? draft->machine->gpu_count : 1,
+             layers = draft->model->layer_count;
+    if (options->gpu_limit_count > 1 && options->gpu_limit_count != count)
+        return ft_error_set(err, FT_USAGE,
+                            "--vram names %u limits for %u GPUs: give one for each, or one for all",
+                            options->gpu_limit_count, FT_MAX(count, 1u));
+    if (count > FT_MIN((uint32_t)FT_GPUS_MAX, layers))
+        return ft_error_set(
+            err, FT_USAGE,
+            "--gpus names %u GPUs and the model has %u layers, which are split over them: name at "
+            "most %u",
+            count, layers, FT_MIN((uint32_t)FT_GPUS_MAX, layers));
+    draft->plan->gpu_count = count > 1 ? count : 0;
+    return FT_OK;
+}
+
 /* Lanes of ops that never change: the rest follows the dense weights. */
 static void choose_lanes(struct ft_plan *plan)
 {
@@ -172,7 +192,7 @@ static void choose_slots(struct ft_plan_draft *draft)
     else if (plan->strategy == FT_STRATEGY_CPU)
         set_knob(draft, FT_KNOB_SLOTS, given, 0, 0);
     else
-        set_knob(draft, FT_KNOB_SLOTS, given, default_slots(draft), 1);
+        set_knob(draft, FT_KNOB_SLOTS, given, default_slots(draft), FT_MAX(plan->gpu_count, 1u));
 }
 
 static double measured_share(const struct ft_machine *machine)
@@ -258,10 +278,14 @@ int ft_plan_make(const struct ft_model *model, const struct ft_weight_sizes *siz
     status = choose_device(&draft, err);
     if (status == FT_OK)
         status = choose_workers(&draft, err);
+    if (status == FT_OK)
+        status = choose_gpus(&draft, err);
     if (status != FT_OK)
         return status;
     choose_lanes(plan);
     choose_sizes(&draft);
+    if (plan->gpu_count)
+        ft_plan_draft_split_layers(&draft);
     choose_strategy(&draft);
     choose_slots(&draft);
     ft_plan_draft_settle(&draft);
@@ -282,7 +306,8 @@ int ft_plan_smallest_gpu(const struct ft_model *model, const struct ft_weight_si
     struct ft_machine gpu = *machine;
     struct ft_plan_options wishes = *options;
     gpu.device = FT_DEVICE_CUDA;
-    gpu.ram_bytes = gpu.device_memory_bytes = 0;
+    gpu.ram_bytes = gpu.device_memory_bytes = gpu.gpu_count = 0;
+    wishes.gpu_limit_count = 0;
     wishes.strategy = FT_STRATEGY_OFFLOAD;
     wishes.device = FT_DEVICE_CUDA;
     wishes.device_given = true;

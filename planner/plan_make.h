@@ -20,6 +20,9 @@
  *               GPU's memory (not below 8 rows)
  *   snapshots   8 sequence states, at most the larger of 64 MiB and two states (rollback and prefix reuse need one
  *               each); none for models whose state can be cut anywhere
+ *   several GPUs  layers in proportion to what head, activations and workspace leave of each GPU's memory; KV
+ *               pages, state and dense weights of a layer on its GPU; slots by layers with experts, as far as each has
+ *               room (planner/plan_gpus.c). Every pool is counted for each GPU, and each must fit
  * Where these do not fit, slots (down to topk), snapshots, kv tokens, sequences and at last slots again are
  * halved until they do, as far as that helps; what the user asked for is never changed.
  *

@@ -40,6 +40,14 @@ void ft_plan_draft_settle(struct ft_plan_draft *draft);
 /* Fills plan->advice of a plan that does not fit. */
 void ft_plan_draft_advise(const struct ft_plan_draft *draft);
 
+/* Activations and kernels' scratch of one step on a GPU; `last`: the one that has the head. */
+uint64_t ft_plan_draft_workspace(const struct ft_plan_draft *draft, bool last);
+/* plan_gpus.c, several GPUs: memory of one of them, 0 = unknown; which layers each has (once, before the rest); what
+ * each holds. */
+uint64_t ft_plan_draft_gpu_limit(const struct ft_plan_draft *draft, uint32_t gpu);
+void ft_plan_draft_split_layers(struct ft_plan_draft *draft);
+void ft_plan_draft_fill_gpus(const struct ft_plan_draft *draft);
+
 /* Sizes come from files: a sum or product that overflows becomes UINT64_MAX, which never fits. */
 static inline uint64_t ft_plan_times(uint64_t a, uint64_t b)
 {

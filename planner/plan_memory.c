@@ -35,10 +35,28 @@ static uint64_t tier_limit(const struct ft_plan_draft *draft, enum ft_tier tier)
         return options->ram_bytes ? options->ram_bytes : draft->machine->ram_bytes;
     if (tier == FT_TIER_DISK || draft->plan->device == FT_DEVICE_NONE)
         return 0;
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < draft->plan->gpu_count; i++) {
+        uint64_t limit = ft_plan_draft_gpu_limit(draft, i);
+        if (!limit)
+            return 0;
+        sum = ft_plan_plus(sum, limit);
+    }
+    if (sum)
+        return sum;
     if (options->device_bytes)
         return options->device_bytes;
     /* a machine with a GPU may still be asked for the host device, which has no memory of its own */
     return draft->machine->device == draft->plan->device ? draft->machine->device_memory_bytes : 0;
+}
+
+/* Memory of the device, of several GPUs that of the smallest: what each of them must be able to hold. */
+static uint64_t least_limit(const struct ft_plan_draft *draft)
+{
+    uint64_t least = tier_limit(draft, FT_TIER_DEVICE);
+    for (uint32_t i = 0; i < draft->plan->gpu_count; i++)
+        least = FT_MIN(least, ft_plan_draft_gpu_limit(draft, i));
+    return least;
 }
 
 static uint64_t workspace_bytes(const struct ft_plan_draft *draft, uint32_t chunk)
@@ -69,10 +87,25 @@ static uint32_t chunk_rows(const struct ft_plan_draft *draft)
         return FT_MAX(chunk, 1u);
     uint64_t most = WORKSPACE_BYTES_MAX;
     if (draft->plan->device == FT_DEVICE_CUDA)
-        most = FT_MAX(most, tier_limit(draft, FT_TIER_DEVICE) / WORKSPACE_SHARE_OF_GPU);
+        most = FT_MAX(most, least_limit(draft) / WORKSPACE_SHARE_OF_GPU);
     while (chunk > CHUNK_ROWS_MIN && workspace_bytes(draft, chunk) > most)
         chunk -= chunk > 64 ? 16 : 1;
     return FT_MAX(chunk, 1u);
+}
+
+uint64_t ft_plan_draft_workspace(const struct ft_plan_draft *draft, bool last)
+{
+    struct ft_workspace workspace;
+    const struct ft_plan *plan = draft->plan;
+    uint32_t sequences = (uint32_t)draft->knob[FT_KNOB_SEQUENCES], chunk = chunk_rows(draft),
+             rows = FT_MAX(chunk, sequences);
+    uint64_t pages = ft_div_up(draft->knob[FT_KNOB_KV], plan->page_tokens) + sequences - 1;
+    ft_workspace_init(&workspace, draft->model, rows, sequences,
+                      !last                        ? 0
+                      : draft->options->all_logits ? rows
+                                                   : sequences);
+    return ft_plan_plus(ft_plan_times(workspace.count, sizeof(float)),
+                        ft_workspace_gpu_bytes(draft->model, rows, ft_plan_times(pages, plan->page_tokens)));
 }
 
 static uint32_t staging_experts(const struct ft_plan_draft *draft)
@@ -85,7 +118,7 @@ static uint32_t staging_experts(const struct ft_plan_draft *draft)
         return 1;
     /* A large GPU holds whole layers in the two halves, which prefill then streams ahead of the routers. */
     uint64_t layer = ft_plan_times(draft->model->expert_count, draft->sizes->expert_bytes_max);
-    bool whole = gpu && layer <= tier_limit(draft, FT_TIER_DEVICE) / STAGING_SHARE_OF_GPU;
+    bool whole = gpu && layer <= least_limit(draft) / STAGING_SHARE_OF_GPU;
     uint64_t most = whole ? layer : STAGING_BYTES_MAX;
     uint64_t fit = FT_MAX(most / FT_MAX(draft->sizes->expert_bytes_max, UINT64_C(1)), UINT64_C(1));
     uint64_t active = ft_plan_times(plan->chunk_rows, draft->model->topk);
@@ -118,6 +151,11 @@ __attribute__((format(printf, 5, 6))) static void add_term(struct ft_plan *plan,
     term->pool = (uint8_t)pool;
     term->tier = (uint8_t)tier;
     term->bytes = bytes;
+    if (tier == FT_TIER_DEVICE && plan->gpu_count) {
+        term->bytes = 0;
+        for (uint32_t i = 0; i < plan->gpu_count; i++)
+            term->bytes = ft_plan_plus(term->bytes, plan->gpus[i].pool_bytes[pool]);
+    }
     va_start(args, format);
     vsnprintf(term->reason, sizeof term->reason, format, args);
     va_end(args);
@@ -178,8 +216,16 @@ static void add_state_terms(struct ft_plan_draft *draft, enum ft_tier near)
              knob_origin(draft, FT_KNOB_CHUNK));
 }
 
+static bool gpu_fits(const struct ft_plan_gpu *gpu)
+{
+    return !gpu->limit_bytes ? gpu->used_bytes != UINT64_MAX : gpu->used_bytes <= gpu->limit_bytes;
+}
+
 static bool tier_fits(const struct ft_plan *plan, enum ft_tier tier)
 {
+    for (uint32_t i = 0; tier == FT_TIER_DEVICE && i < plan->gpu_count; i++)
+        if (!gpu_fits(&plan->gpus[i]))
+            return false;
     return !plan->limit_bytes[tier] ? plan->used_bytes[tier] != UINT64_MAX
                                     : plan->used_bytes[tier] <= plan->limit_bytes[tier];
 }
@@ -192,6 +238,8 @@ void ft_plan_draft_derive(struct ft_plan_draft *draft)
     plan->term_count = 0;
     memset(plan->terms, 0, sizeof plan->terms);
     memset(plan->used_bytes, 0, sizeof plan->used_bytes);
+    if (plan->gpu_count)
+        ft_plan_draft_fill_gpus(draft); /* may find fewer experts than slots */
     add_weight_terms(draft, near);
     add_state_terms(draft, near);
     for (uint32_t i = 0; i < plan->term_count; i++)
@@ -237,7 +285,10 @@ static bool lower_knob(struct ft_plan_draft *draft, enum ft_plan_knob knob, uint
 static uint64_t excess_bytes(const struct ft_plan *plan)
 {
     uint64_t excess = 0;
-    for (uint32_t tier = 0; tier < FT_TIER_COUNT; tier++)
+    for (uint32_t i = 0; i < plan->gpu_count; i++)
+        if (!gpu_fits(&plan->gpus[i]))
+            excess = ft_plan_plus(excess, plan->gpus[i].used_bytes - plan->gpus[i].limit_bytes);
+    for (uint32_t tier = plan->gpu_count ? FT_TIER_RAM : FT_TIER_DEVICE; tier < FT_TIER_COUNT; tier++)
         if (!tier_fits(plan, (enum ft_tier)tier))
             excess = ft_plan_plus(excess, plan->used_bytes[tier] - plan->limit_bytes[tier]);
     return excess;
@@ -266,7 +317,9 @@ void ft_plan_draft_settle(struct ft_plan_draft *draft)
     memcpy(wished, draft->knob, sizeof wished);
     ft_plan_draft_derive(draft);
     /* Fewer slots than one token uses would fetch in waves: that comes last. */
-    halve_until_fit(draft, FT_KNOB_SLOTS, FT_MAX(draft->floor[FT_KNOB_SLOTS], (uint64_t)draft->model->topk));
+    uint32_t gpus = FT_MAX(draft->plan->gpu_count, 1u);
+    halve_until_fit(draft, FT_KNOB_SLOTS,
+                    FT_MAX(draft->floor[FT_KNOB_SLOTS], (uint64_t)draft->model->topk * gpus));
     static const enum ft_plan_knob order[] = {FT_KNOB_SNAPSHOTS, FT_KNOB_KV, FT_KNOB_SEQUENCES,
                                               FT_KNOB_SLOTS};
     for (size_t i = 0; i < sizeof order / sizeof order[0]; i++)
@@ -274,7 +327,7 @@ void ft_plan_draft_settle(struct ft_plan_draft *draft)
     if (fill && draft->plan->fits && draft->plan->limit_bytes[FT_TIER_DEVICE])
         lower_knob(draft, FT_KNOB_SLOTS, FT_MIN(draft->expert_count, (uint64_t)FT_SLOTS_DEFAULT_MAX),
                    FT_TIER_COUNT);
-    uint64_t busy = ft_plan_times(draft->model->topk, wished[FT_KNOB_SEQUENCES]);
+    uint64_t busy = ft_plan_times(draft->model->topk, ft_plan_times(wished[FT_KNOB_SEQUENCES], gpus));
     draft->plan->lowered = draft->knob[FT_KNOB_KV] < wished[FT_KNOB_KV] ||
                            draft->knob[FT_KNOB_SEQUENCES] < wished[FT_KNOB_SEQUENCES] ||
                            draft->knob[FT_KNOB_SLOTS] < FT_MIN(wished[FT_KNOB_SLOTS], busy);
@@ -370,6 +423,7 @@ static void advise_strategy(const struct ft_plan_draft *draft)
         bool cpu = order[i] == FT_STRATEGY_CPU;
         plan.strategy = order[i];
         plan.device = cpu ? FT_DEVICE_NONE : plan.device;
+        plan.gpu_count = cpu ? 0 : plan.gpu_count;
         if (plan.device == FT_DEVICE_NONE && !cpu)
             continue;
         trial.floor[FT_KNOB_SLOTS] = cpu ? 0 : 1;
@@ -385,6 +439,21 @@ static void advise_strategy(const struct ft_plan_draft *draft)
     }
 }
 
+static void say_need(struct ft_plan *plan, enum ft_tier tier, const char *what)
+{
+    const char *also = plan->advice[0] ? ". Also " : "";
+    for (uint32_t i = 0; tier == FT_TIER_DEVICE && i < plan->gpu_count; i++) {
+        const struct ft_plan_gpu *gpu = &plan->gpus[i];
+        if (gpu_fits(gpu))
+            continue;
+        say(plan, "%sneeds %.2f GiB of GPU %u (layers %u to %u) and %.2f are usable (", also,
+            gib(gpu->used_bytes), gpu->id, gpu->layer_begin, gpu->layer_end - 1, gib(gpu->limit_bytes));
+        return; /* the others are likely short of the same */
+    }
+    say(plan, "%sneeds %.2f GiB of %s and %.2f are usable (", also, gib(plan->used_bytes[tier]), what,
+        gib(plan->limit_bytes[tier]));
+}
+
 void ft_plan_draft_advise(const struct ft_plan_draft *draft)
 {
     static const char *const tier_texts[FT_TIER_COUNT] = {"device memory", "RAM", "disk"};
@@ -394,8 +463,7 @@ void ft_plan_draft_advise(const struct ft_plan_draft *draft)
         enum ft_tier tier = (enum ft_tier)t;
         if (tier_fits(plan, tier))
             continue;
-        say(plan, "%sneeds %.2f GiB of %s and %.2f are usable (", plan->advice[0] ? ". Also " : "",
-            gib(plan->used_bytes[tier]), tier_texts[tier], gib(plan->limit_bytes[tier]));
+        say_need(plan, tier, tier_texts[tier]);
         say_terms(plan, tier);
         say(plan, "): ");
         if (tier == FT_TIER_RAM && plan->ple_in_ram &&

@@ -344,6 +344,35 @@ TEST(kv_layout_by_hand)
     CHECK_EQ(kv.indexer_offset[0], -1);
 }
 
+TEST(layouts_of_parts_add_up_and_hold_only_their_layers)
+{
+    struct ft_error err;
+    struct ft_model m = real_model();
+    struct ft_state_layout s, part;
+    struct ft_kv_layout kv, pages;
+    static const uint32_t cut[] = {0, 1, 5, 24, 47, 48};
+    CHECK_OK(ft_model_finish(&m, &err), &err);
+    ft_state_layout_init(&s, &m);
+    ft_kv_layout_init(&kv, &m);
+    uint64_t states = 0, values = 0;
+    for (uint32_t i = 0; i < 5; i++) {
+        ft_state_layout_init_layers(&part, &m, cut[i], cut[i + 1]);
+        ft_kv_layout_init_layers(&pages, &m, cut[i], cut[i + 1]);
+        CHECK_EQ(pages.page_tokens, kv.page_tokens);
+        for (uint32_t layer = 0; layer < m.layer_count; layer++) {
+            bool own = layer >= cut[i] && layer < cut[i + 1];
+            CHECK_EQ(part.delta_offset[layer] != UINT64_MAX, own && s.delta_offset[layer] != UINT64_MAX);
+            CHECK_EQ(part.indexer_offset[layer] != UINT64_MAX, own && s.indexer_offset[layer] != UINT64_MAX);
+            CHECK_EQ(pages.v_offset[layer] != UINT64_MAX, own && kv.v_offset[layer] != UINT64_MAX);
+        }
+        CHECK_EQ(part.ple_offset[0] != UINT64_MAX, m.ple[0].layer >= cut[i] && m.ple[0].layer < cut[i + 1]);
+        states += part.count;
+        values += pages.count;
+    }
+    CHECK_EQ(states, s.count);
+    CHECK_EQ(values, kv.count);
+}
+
 /* Changes one field of a good model and expects words. */
 #define REFUSED(change, status, text)                                                                        \
     do {                                                                                                     \
@@ -401,9 +430,10 @@ TEST(impossible_values_are_refused_by_key)
     REFUSED((m = oss_model(), m.expert_width = 0), FT_FORMAT, "intermediate_size is 0");
 }
 
-TEST_MAIN(RUN(ple_of_the_real_config_has_the_published_constants)
-              RUN(primes_are_the_next_ones_and_continue_from_table_to_table)
-                  RUN(hash_does_not_look_across_an_eos) RUN(floor_modulus_is_right_for_negative_hashes)
-                      RUN(rotary_without_yarn_is_powers_of_theta) RUN(yarn_equals_the_reference)
-                          RUN(yarn_with_equal_bounds_stays_finite) RUN(state_layout_by_hand)
-                              RUN(kv_layout_by_hand) RUN(impossible_values_are_refused_by_key))
+TEST_MAIN(RUN(layouts_of_parts_add_up_and_hold_only_their_layers)
+              RUN(ple_of_the_real_config_has_the_published_constants)
+                  RUN(primes_are_the_next_ones_and_continue_from_table_to_table)
+                      RUN(hash_does_not_look_across_an_eos) RUN(floor_modulus_is_right_for_negative_hashes)
+                          RUN(rotary_without_yarn_is_powers_of_theta) RUN(yarn_equals_the_reference)
+                              RUN(yarn_with_equal_bounds_stays_finite) RUN(state_layout_by_hand)
+                                  RUN(kv_layout_by_hand) RUN(impossible_values_are_refused_by_key))

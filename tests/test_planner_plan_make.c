@@ -537,11 +537,156 @@ TEST(the_smallest_gpu_is_just_large_enough)
     free(text);
 }
 
+/* ---- several GPUs ---- */
+
+static void use_gpus(uint32_t count, const double *gib)
+{
+    use_machine(16, 128, gib[0]);
+    machine.gpu_count = count;
+    for (uint32_t i = 0; i < count; i++) {
+        machine.gpu_id[i] = i + 1;
+        machine.gpu_memory_bytes[i] = (uint64_t)(gib[i] * (double)GIB);
+    }
+}
+
+/* Nothing is lost between the GPUs, nobody holds more than it has. */
+static void check_gpus(uint32_t count)
+{
+    uint64_t used = 0;
+    CHECK_EQ(plan.gpu_count, count);
+    CHECK_OK(ft_plan_check(&plan, &model, &err), &err);
+    for (uint32_t i = 0; i < count; i++) {
+        const struct ft_plan_gpu *gpu = &plan.gpus[i];
+        CHECK_EQ(gpu->id, i + 1);
+        CHECK(gpu->layer_end > gpu->layer_begin);
+        CHECK(gpu->slot_end - gpu->slot_begin <= (gpu->layer_end - gpu->layer_begin) * model.expert_count);
+        CHECK(!plan.fits || gpu->used_bytes <= gpu->limit_bytes);
+        used += gpu->used_bytes;
+    }
+    CHECK_EQ(used, plan.used_bytes[FT_TIER_DEVICE]);
+}
+
+TEST(equal_gpus_share_layers_and_slots_alike)
+{
+    use_flash_next();
+    use_gpus(2, (const double[]){24, 24});
+    CHECK_OK(make(), &err);
+    CHECK(plan.fits);
+    check_gpus(2);
+    CHECK(plan.gpus[0].layer_end >= 23 && plan.gpus[0].layer_end <= 26);
+    /* the head's gigabyte makes a difference of a layer or two; every GPU is full */
+    for (uint32_t i = 0; i < 2; i++)
+        CHECK(plan.gpus[i].limit_bytes - plan.gpus[i].used_bytes < 2 * sizes.expert_bytes_max);
+    uint32_t both = plan.slot_count;
+    struct ft_plan one;
+    use_machine(16, 128, 24);
+    CHECK_OK(ft_plan_make(&model, &sizes, &machine, &options, &one, &err), &err);
+    CHECK_EQ(one.gpu_count, 0);
+    CHECK(both > 2 * one.slot_count); /* dense weights, KV and state are halved, too */
+}
+
+TEST(unequal_gpus_are_filled_each)
+{
+    use_flash_next();
+    use_gpus(3, (const double[]){8, 32, 16});
+    CHECK_OK(make(), &err);
+    CHECK(plan.fits);
+    check_gpus(3);
+    uint32_t layers[3];
+    for (uint32_t i = 0; i < 3; i++) {
+        layers[i] = plan.gpus[i].layer_end - plan.gpus[i].layer_begin;
+        CHECK(plan.gpus[i].limit_bytes - plan.gpus[i].used_bytes < 2 * sizes.expert_bytes_max);
+    }
+    CHECK(layers[1] > 2 * layers[0] && layers[1] > layers[2] && layers[2] > layers[0]);
+    CHECK_EQ(layers[0] + layers[1] + layers[2], 48);
+    char *text;
+    CHECK_OK(ft_plan_to_json(&plan, NULL, &text, &err), &err);
+    json_t *root = json_loads(text, 0, NULL), *gpus = json_object_get(root, "gpus");
+    CHECK_EQ(json_array_size(gpus), 3);
+    CHECK_EQ(json_integer_value(json_object_get(json_array_get(gpus, 1), "layer_begin")), layers[0]);
+    json_decref(root);
+    free(text);
+}
+
+TEST(limits_are_for_every_gpu_or_one_by_one)
+{
+    use_flash_next();
+    use_gpus(2, (const double[]){80, 80});
+    options.device_bytes = 12 * GIB;
+    CHECK_OK(make(), &err);
+    check_gpus(2);
+    CHECK_EQ(plan.gpus[0].limit_bytes, 12 * GIB);
+    CHECK_EQ(plan.gpus[1].limit_bytes, 12 * GIB);
+    options.device_bytes = 0;
+    options.gpu_limit_count = 2;
+    options.gpu_bytes[0] = 24 * GIB;
+    options.gpu_bytes[1] = 12 * GIB;
+    CHECK_OK(make(), &err);
+    check_gpus(2);
+    CHECK_EQ(plan.limit_bytes[FT_TIER_DEVICE], 36 * GIB);
+    CHECK(plan.gpus[0].layer_end > 28);
+    options.gpu_limit_count = 3;
+    CHECK_FAILS(make(), FT_USAGE, "--vram names 3 limits for 2 GPUs", &err);
+}
+
+TEST(each_gpu_must_fit_and_the_one_that_does_not_is_named)
+{
+    use_flash_next();
+    use_gpus(2, (const double[]){80, 2});
+    options.strategy = FT_STRATEGY_OFFLOAD;
+    options.kv_tokens = 8192;
+    options.sequences_max = 8;
+    options.chunk_rows = 2048;
+    options.slot_count = 5000;
+    CHECK_OK(make(), &err);
+    check_gpus(2);
+    CHECK(!plan.fits);
+    CHECK(strstr(plan.advice, "of GPU 2 (layers 47 to 47)") != NULL);
+    CHECK(plan.used_bytes[FT_TIER_DEVICE] < plan.limit_bytes[FT_TIER_DEVICE]); /* the sum would */
+}
+
+TEST(fused_gives_each_gpu_all_experts_of_its_layers)
+{
+    use_tiny();
+    use_gpus(3, (const double[]){1, 1, 1});
+    CHECK_OK(make(), &err);
+    check_gpus(3);
+    CHECK_EQ(plan.strategy, FT_STRATEGY_FUSED); /* auto found that all fit */
+    for (uint32_t i = 0; i < 3; i++)
+        CHECK_EQ(plan.gpus[i].slot_end - plan.gpus[i].slot_begin,
+                 (plan.gpus[i].layer_end - plan.gpus[i].layer_begin) * model.expert_count);
+    options.strategy = FT_STRATEGY_HYBRID;
+    options.slot_count = 4; /* no GPU is left without */
+    CHECK_OK(make(), &err);
+    check_gpus(3);
+    for (uint32_t i = 0; i < 3; i++)
+        CHECK(plan.gpus[i].slot_end > plan.gpus[i].slot_begin);
+}
+
+TEST(more_gpus_than_layers_are_refused)
+{
+    static const double gib[9] = {8, 8, 8, 8, 8, 8, 8, 8, 8};
+    use_tiny();
+    use_gpus(8, gib);
+    CHECK_OK(make(), &err);
+    check_gpus(8);
+    use_gpus(9, gib);
+    CHECK_FAILS(make(), FT_USAGE, "the model has 8 layers", &err);
+    options.strategy = FT_STRATEGY_CPU;
+    options.device_given = true;
+    options.device = FT_DEVICE_HOST;
+    CHECK_OK(make(), &err); /* no GPU takes part */
+    CHECK_EQ(plan.gpu_count, 0);
+}
+
 TEST_MAIN(
-    RUN(a_gpu_pays_for_the_scratch_of_its_kernels) RUN(quantised_dense_weights_are_named_in_the_table)
-        RUN(a_plan_says_when_it_gives_less_than_was_wished) RUN(the_smallest_gpu_is_just_large_enough)
-            RUN(a_cpu_only_machine_runs_everything_on_its_cores)
-                RUN(strategies_that_need_a_device_get_the_host_device) RUN(fused_has_a_slot_for_every_expert)
+    RUN(equal_gpus_share_layers_and_slots_alike) RUN(unequal_gpus_are_filled_each) RUN(
+        limits_are_for_every_gpu_or_one_by_one) RUN(each_gpu_must_fit_and_the_one_that_does_not_is_named)
+        RUN(fused_gives_each_gpu_all_experts_of_its_layers) RUN(more_gpus_than_layers_are_refused) RUN(
+            a_gpu_pays_for_the_scratch_of_its_kernels) RUN(quantised_dense_weights_are_named_in_the_table)
+            RUN(a_plan_says_when_it_gives_less_than_was_wished) RUN(the_smallest_gpu_is_just_large_enough)
+                RUN(a_cpu_only_machine_runs_everything_on_its_cores) RUN(
+                    strategies_that_need_a_device_get_the_host_device) RUN(fused_has_a_slot_for_every_expert)
                     RUN(host_device_with_cpu_strategy_keeps_experts_on_the_cores)
                         RUN(contradicting_wishes_are_refused_by_name) RUN(workers_follow_the_usable_cores)
                             RUN(cards_get_as_many_slots_as_they_hold) RUN(defaults_shrink_before_a_plan_fails)

@@ -358,8 +358,11 @@ static void put_all(struct maker *k, struct ft_weights *w, struct ft_layer_weigh
         put_mix(k, &w->top_mix, false);
     else
         put_norm(k, &w->final_norm, m->hidden, m->norm_plus_one);
-    for (uint32_t i = 0; i < m->layer_count; i++)
+    for (uint32_t i = 0; i < m->layer_count; i++) {
+        uint64_t before = k->arena->used;
         put_layer(k, i, &layers[i]);
+        k->sizes.layer_dense_bytes[i] = k->arena->used - before;
+    }
     k->sizes.dense_bytes = k->arena->used - start;
     for (uint32_t i = 0; i < m->layer_count; i++)
         if (!m->layers[i].dense)

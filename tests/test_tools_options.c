@@ -10,6 +10,7 @@ struct sample {
     float heat;
     const char *path;
     struct ft_option_list list;
+    struct ft_option_numbers gpus, limits;
 };
 
 #define FIELD(name) offsetof(struct sample, name), FT_OPTION_NO_FIELD
@@ -20,6 +21,8 @@ static const struct ft_option table[] = {
      offsetof(struct sample, count_given), 1, 1000},
     {"seed", "N", "a seed", "random", FT_OPTION_U64, FIELD(seed), 0, 0},
     {"vram", "BYTES", "a size", NULL, FT_OPTION_BYTES, FIELD(bytes), 0, 0},
+    {"gpus", "N,..", "numbers", NULL, FT_OPTION_U32_LIST, FIELD(gpus), 0, 1023},
+    {"limits", "BYTES,..", "sizes", NULL, FT_OPTION_BYTES_LIST, FIELD(limits), 0, 0},
     {"share", "X", "a share", NULL, FT_OPTION_F64, FIELD(share), 0, 1},
     {"temperature", "X", "heat", NULL, FT_OPTION_F32, FIELD(heat), 0, 0},
     {"model", "DIR", "a path", NULL, FT_OPTION_STRING, FIELD(path), 0, 0},
@@ -155,6 +158,27 @@ TEST(help_wins_over_everything_after_it)
     CHECK(rest.help);
 }
 
-TEST_MAIN(RUN(every_kind_is_parsed) RUN(defaults_stay_when_nothing_is_given) RUN(two_dashes_end_the_options)
-              RUN(unknown_options_name_the_closest) RUN(bad_values_are_refused_by_name) RUN(sizes_have_units)
-                  RUN(help_prints_defaults) RUN(help_wins_over_everything_after_it))
+TEST(lists_of_numbers_and_sizes_are_parsed)
+{
+    static struct sample sample;
+    struct ft_option_rest rest;
+    struct ft_error err;
+    CHECK_OK(PARSE("--gpus", "3,0,12", "--limits=12G,1.5M"), &err);
+    CHECK_EQ(sample.gpus.count, 3);
+    CHECK(sample.gpus.items[0] == 3 && sample.gpus.items[1] == 0 && sample.gpus.items[2] == 12);
+    CHECK_EQ(sample.limits.count, 2);
+    CHECK(sample.limits.items[0] == 12ull << 30 && sample.limits.items[1] == 3ull << 19);
+    CHECK_OK(PARSE("--gpus", "1", "--gpus", "2"), &err); /* the last one counts */
+    CHECK(sample.gpus.count == 1 && sample.gpus.items[0] == 2);
+    CHECK_FAILS(PARSE("--gpus", "0,,1"), FT_USAGE, "0 or 0,1", &err);
+    CHECK_FAILS(PARSE("--gpus", "0,"), FT_USAGE, "0 or 0,1", &err);
+    CHECK_FAILS(PARSE("--gpus", ""), FT_USAGE, "0 or 0,1", &err);
+    CHECK_FAILS(PARSE("--gpus", "0,x"), FT_USAGE, "0 or 0,1", &err);
+    CHECK_FAILS(PARSE("--gpus", "0,2000"), FT_USAGE, "--gpus", &err);
+    CHECK_FAILS(PARSE("--limits", "12G,8Q"), FT_USAGE, "12G,24G", &err);
+}
+
+TEST_MAIN(RUN(lists_of_numbers_and_sizes_are_parsed) RUN(every_kind_is_parsed)
+              RUN(defaults_stay_when_nothing_is_given) RUN(two_dashes_end_the_options)
+                  RUN(unknown_options_name_the_closest) RUN(bad_values_are_refused_by_name)
+                      RUN(sizes_have_units) RUN(help_prints_defaults) RUN(help_wins_over_everything_after_it))

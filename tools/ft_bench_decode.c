@@ -37,6 +37,7 @@ struct options {
     uint64_t seed, ple_bytes;
     bool device_given, compare, prefill, json, pin;
     uint32_t prefetch; /* enum ft_prefetch_wish */
+    struct ft_option_numbers gpus;
 };
 
 static const enum ft_format formats[] = {FT_FORMAT_NVFP4, FT_FORMAT_MXFP4, FT_FORMAT_FP8_BLOCK,
@@ -63,6 +64,9 @@ static const struct ft_option table[] = {
      0},
     {"device", "none|host|cuda", "what the dense layers and the slots are on", "as the strategy needs",
      FT_OPTION_CHOICE, offsetof(struct options, device), offsetof(struct options, device_given), 0, 0},
+    {"gpus", "N,N..",
+     "which GPUs, as the CUDA runtime counts them; the layers are split over them in this order", "0",
+     FT_OPTION_U32_LIST, FIELD(gpus), 0, 1023},
     {"workers", "N", "CPU workers", "one per usable core, less one for a device", FT_OPTION_U32,
      FIELD(workers), 1, FT_WORKERS_MAX},
     {"moe-cache-size", "N", "expert slots over all layers", "what fits", FT_OPTION_U32, FIELD(slots), 1, 1e9},
@@ -158,6 +162,7 @@ static void make_open_options(const struct bench *bench, enum ft_strategy strate
         open->device = bench->device;
         open->device_given = true;
     }
+    open->gpus = o->gpus;
     open->plan.workers = o->workers;
     open->plan.slot_count = o->slots;
     open->plan.slot_rate = o->cache_rate;
@@ -506,8 +511,8 @@ static int measure_ceilings(struct bench *bench, uint32_t workers, enum ft_devic
     struct ft_mover mover = {0};
     double linear = 0;
     if (device == FT_DEVICE_CUDA) {
-        int opened =
-            ft_gpu_mover_open(&bench->gpu, 0, &bench->model, &bench->loaded.weights, o->link_gbs * 1e9, err);
+        int opened = ft_gpu_mover_open(&bench->gpu, machine->gpu_id[0], &bench->model, &bench->loaded.weights,
+                                       o->link_gbs * 1e9, err);
         if (opened == FT_OK)
             opened = ft_gpu_mover_measure(bench->gpu, &machine->device_read_bytes_per_s, &linear, err);
         if (opened != FT_OK)
@@ -595,7 +600,7 @@ static int run(struct bench *bench, struct ft_error *err)
     int status = prepare(bench, err);
     if (status == FT_OK && o->compare && !o->device_given) { /* the rows differ in the strategy alone */
         struct ft_error none;
-        bool found = ft_machine_probe_gpu(&bench->machine, 0, &none) == FT_OK;
+        bool found = ft_machine_probe_gpus(&bench->machine, &o->gpus, &none) == FT_OK;
         bench->device = found ? FT_DEVICE_CUDA : FT_DEVICE_HOST;
     }
     if (status == FT_OK)

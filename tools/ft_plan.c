@@ -46,6 +46,33 @@ static void print_model(const struct ft_engine *engine)
            ft_options_format_bytes(engine->sizes.ple_bytes, b, sizeof b));
 }
 
+/* What each of several GPUs holds. */
+static void print_gpus(const struct ft_plan *plan)
+{
+    static const enum ft_plan_pool pools[] = {FT_POOL_DENSE, FT_POOL_EMBED,    FT_POOL_HEAD,
+                                              FT_POOL_SLOTS, FT_POOL_KV,       FT_POOL_STAGING,
+                                              FT_POOL_STATE, FT_POOL_WORKSPACE};
+    char size[32], limit[32];
+    if (plan->gpu_count < 2)
+        return;
+    printf("%-5s %-9s %6s", "GPU", "layers", "slots");
+    for (uint32_t p = 0; p < FT_COUNT_OF(pools); p++)
+        printf(" %10s", ft_plan_pool_name(pools[p]));
+    printf(" %10s\n", "together");
+    for (uint32_t i = 0; i < plan->gpu_count; i++) {
+        const struct ft_plan_gpu *gpu = &plan->gpus[i];
+        char layers[24];
+        snprintf(layers, sizeof layers, "%u-%u", gpu->layer_begin, gpu->layer_end - 1);
+        printf("%-5u %-9s %6u", gpu->id, layers, gpu->slot_end - gpu->slot_begin);
+        for (uint32_t p = 0; p < FT_COUNT_OF(pools); p++)
+            printf(" %10s", ft_options_format_bytes(gpu->pool_bytes[pools[p]], size, sizeof size));
+        printf(" %10s of %s\n", ft_options_format_bytes(gpu->used_bytes, size, sizeof size),
+               gpu->limit_bytes ? ft_options_format_bytes(gpu->limit_bytes, limit, sizeof limit)
+                                : "(no limit)");
+    }
+    putchar('\n');
+}
+
 static void print_memory(const struct ft_plan *plan)
 {
     char size[32], limit[32];
@@ -57,6 +84,7 @@ static void print_memory(const struct ft_plan *plan)
                ft_options_format_bytes(term->bytes, size, sizeof size), term->reason);
     }
     putchar('\n');
+    print_gpus(plan);
     for (uint32_t tier = 0; tier < FT_TIER_COUNT; tier++) {
         if (!plan->used_bytes[tier])
             continue;
@@ -147,7 +175,10 @@ int ft_command_plan(int argc, char **argv)
         "whether it\n"
         "fits, what to change when it does not, and the smallest GPU that the model runs on. With --device "
         "cuda\n"
-        "--vram BYTES it plans for a GPU that this machine need not have. Exit code 1: it does not fit.",
+        "--vram BYTES it plans for a GPU that this machine need not have, with --vram 12G,24G for two. Exit "
+        "code "
+        "1: it\n"
+        "does not fit.",
         groups,
         FT_COUNT_OF(groups),
         0};

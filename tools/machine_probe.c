@@ -3,6 +3,7 @@
 
 #include "jobs/lane_cuda.h"
 #include "jobs/topology.h"
+#include "tools/options.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,7 +53,7 @@ void ft_machine_probe(struct ft_machine *machine, const struct ft_topology *topo
 /* Contexts, modules and captured steps take memory beside what the plan counts. */
 #define GPU_RESERVE_BYTES (UINT64_C(512) << 20)
 
-int ft_machine_probe_gpu(struct ft_machine *machine, uint32_t gpu, struct ft_error *err)
+static int probe_gpu(uint32_t gpu, uint32_t *device_count, uint64_t *usable_bytes, struct ft_error *err)
 {
     struct ft_gpu_info info;
     int status = ft_lane_cuda_find(gpu, &info, err);
@@ -62,8 +63,28 @@ int ft_machine_probe_gpu(struct ft_machine *machine, uint32_t gpu, struct ft_err
         return ft_error_set(err, FT_MEMORY,
                             "GPU %u (%s): only %.2f GB are free, other programs hold the rest", gpu,
                             info.name, (double)info.free_bytes * 1e-9);
+    *device_count = info.count;
+    *usable_bytes = info.free_bytes - GPU_RESERVE_BYTES;
+    return FT_OK;
+}
+
+int ft_machine_probe_gpus(struct ft_machine *machine, const struct ft_option_numbers *gpus,
+                          struct ft_error *err)
+{
+    uint32_t count = FT_MIN(FT_MAX(gpus->count, 1u), (uint32_t)FT_GPUS_MAX), device_count = 0;
+    uint64_t usable[FT_GPUS_MAX];
+    for (uint32_t i = 0; i < count; i++) {
+        int status = probe_gpu(gpus->count ? (uint32_t)gpus->items[i] : 0, &device_count, &usable[i], err);
+        if (status != FT_OK)
+            return status;
+    }
     machine->device = FT_DEVICE_CUDA;
-    machine->device_count = info.count;
-    machine->device_memory_bytes = info.free_bytes - GPU_RESERVE_BYTES;
+    machine->device_count = device_count;
+    machine->device_memory_bytes = usable[0];
+    machine->gpu_count = count;
+    for (uint32_t i = 0; i < count; i++) {
+        machine->gpu_id[i] = gpus->count ? (uint32_t)gpus->items[i] : 0;
+        machine->gpu_memory_bytes[i] = usable[i];
+    }
     return FT_OK;
 }

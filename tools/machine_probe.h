@@ -12,10 +12,13 @@
 
 struct ft_topology;
 
-/* Adds GPU `gpu` and the memory of it that is free now, less what the driver and libraries take later.
- * FT_UNSUPPORTED and the reason when there is none; the machine is then as before. Takes part of a second
- * where there is a GPU. */
-int ft_machine_probe_gpu(struct ft_machine *machine, uint32_t gpu, struct ft_error *err);
+struct ft_option_numbers;
+
+/* Adds the GPUs of the list (none named: GPU 0) and the memory of each that is free now, less what the driver
+ * and libraries take later. FT_UNSUPPORTED and the reason when one cannot be used; the machine is then as
+ * before. Takes part of a second for each GPU. */
+int ft_machine_probe_gpus(struct ft_machine *machine, const struct ft_option_numbers *gpus,
+                          struct ft_error *err);
 void ft_machine_probe(struct ft_machine *machine, const struct ft_topology *topology, const char *root);
 
 #endif

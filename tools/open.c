@@ -34,7 +34,10 @@ const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
      FIELD(strategy), 0, 0},
     {"device", "none|host|cuda", "host: play a GPU with slots, fetches and a link", "a GPU if there is one",
      FT_OPTION_CHOICE, GIVEN(device, device_given), 0, 0},
-    {"gpu", "N", "which GPU, as the CUDA runtime counts them", "0", FT_OPTION_U32, FIELD(gpu), 0, 1023},
+    {"gpus", "N,N..",
+     "which GPUs, as the CUDA runtime counts them; the layers are split over them in this order", "0",
+     FT_OPTION_U32_LIST, FIELD(gpus), 0, 1023},
+    {"gpu", "N", "the same as --gpus N", "0", FT_OPTION_U32_LIST, FIELD(gpus), 0, 1023},
     {"handshake", "auto|memop|kernel|launch", "how a GPU step and its driver meet", NULL, FT_OPTION_CHOICE,
      FIELD(handshake), 0, 0},
     {"workers", "N", "CPU workers", "one per usable core, less one for a device", FT_OPTION_U32,
@@ -55,8 +58,8 @@ const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
     {"chunk", "N", "rows of one prefill step", "128", FT_OPTION_U32, FIELD(plan.chunk_rows), 1, 65536},
     {"snapshot-bytes", "BYTES", "RAM for snapshots of recurrent state", "8 states, at most 64 MiB",
      FT_OPTION_BYTES, GIVEN(plan.snapshot_bytes, snapshot_given), 0, 0},
-    {"vram", "BYTES", "limit of device memory", "what the machine has", FT_OPTION_BYTES,
-     FIELD(plan.device_bytes), 0, 0},
+    {"vram", "BYTES,..", "limit of device memory: of every GPU, or one by one (12G,24G)",
+     "what the machine has", FT_OPTION_BYTES_LIST, FIELD(vram), 0, 0},
     {"ram", "BYTES", "limit of memory", "what is available", FT_OPTION_BYTES, FIELD(plan.ram_bytes), 0, 0},
     {"ple-backend", "disk|ram", "where PLE tables are read from", NULL, FT_OPTION_CHOICE, FIELD(ple_backend),
      0, 0},
@@ -185,6 +188,16 @@ static void resolve_options(const struct ft_open_options *options, struct ft_pla
     plan->device_given = options->device_given;
     plan->snapshot_given = options->snapshot_given;
     plan->ple_in_ram = options->ple_backend == FT_ROWS_RAM;
+    if (options->gpus.count && !options->device_given) { /* who names GPUs wants them */
+        plan->device = FT_DEVICE_CUDA;
+        plan->device_given = true;
+    }
+    if (options->vram.count == 1)
+        plan->device_bytes = options->vram.items[0];
+    if (options->vram.count > 1) {
+        plan->gpu_limit_count = FT_MIN(options->vram.count, (uint32_t)FT_GPUS_MAX);
+        memcpy(plan->gpu_bytes, options->vram.items, plan->gpu_limit_count * sizeof *plan->gpu_bytes);
+    }
 }
 
 /* What contradicts itself is said, not silently resolved. */
@@ -200,7 +213,7 @@ static int check_contradictions(const struct ft_open_options *options, const str
             err, FT_USAGE,
             "--moe-cache-auto leaves the number of slots to the plan: do not give --moe-cache-%s too",
             size ? "size" : "rate");
-    if (options->plan.device_bytes && plan->device == FT_DEVICE_NONE)
+    if (options->vram.count && plan->device == FT_DEVICE_NONE)
         return ft_error_set(err, FT_USAGE,
                             "--vram: there is no device whose memory could be limited; give --device host or "
                             "--strategy offload or hybrid");
@@ -209,6 +222,9 @@ static int check_contradictions(const struct ft_open_options *options, const str
                             "--moe-cache-%s: there is no device that could have slots; give --device host or "
                             "--strategy offload or hybrid",
                             size ? "size" : "rate");
+    if (options->gpus.count && plan->device != FT_DEVICE_CUDA)
+        return ft_error_set(err, FT_USAGE, "--gpus names GPUs and --device %s needs none: give one of them",
+                            ft_device_name(plan->device));
     return FT_OK;
 }
 
@@ -232,23 +248,50 @@ static int plan_dense(struct ft_engine *engine, enum ft_dense dense, const struc
     return ft_plan_make(engine->model, &engine->sizes, &engine->machine, wishes, plan, err);
 }
 
+static int check_gpus(const struct ft_option_numbers *gpus, struct ft_error *err)
+{
+    if (gpus->count > FT_GPUS_MAX)
+        return ft_error_set(err, FT_LIMIT, "--gpus names %u GPUs, at most %d are possible", gpus->count,
+                            FT_GPUS_MAX);
+    for (uint32_t i = 0; i < gpus->count; i++)
+        for (uint32_t j = 0; j < i; j++)
+            if (gpus->items[i] == gpus->items[j])
+                return ft_error_set(err, FT_USAGE, "--gpus names GPU %u twice", (uint32_t)gpus->items[i]);
+    return FT_OK;
+}
+
+/* GPUs that need not be here, each of the memory that --vram says. */
+static void assume_gpus(struct ft_machine *machine, const struct ft_open_options *options)
+{
+    machine->device = FT_DEVICE_CUDA;
+    machine->device_memory_bytes = options->vram.items[0];
+    machine->gpu_count =
+        options->gpus.count ? options->gpus.count : FT_MIN(options->vram.count, (uint32_t)FT_GPUS_MAX);
+    for (uint32_t i = 0; i < machine->gpu_count; i++) {
+        machine->gpu_id[i] = i < options->gpus.count ? (uint32_t)options->gpus.items[i] : i;
+        machine->gpu_memory_bytes[i] = options->vram.items[i < options->vram.count ? i : 0];
+    }
+}
+
 /* machine: NULL = this one, as it is now. */
 static int make_plan(struct ft_engine *engine, const struct ft_open_options *options,
                      const struct ft_machine *machine, struct ft_error *err)
 {
     struct ft_plan_options wishes;
     resolve_options(options, &wishes);
+    int listed = check_gpus(&options->gpus, err);
+    if (listed != FT_OK)
+        return listed;
     if (machine)
         engine->machine = *machine;
     else
         ft_machine_probe(&engine->machine, &engine->topology, NULL);
-    if (!options->device_given || options->device == FT_DEVICE_CUDA) {
-        int found = ft_machine_probe_gpu(&engine->machine, options->gpu, err);
-        if (found != FT_OK && options->device_given) {
-            if (!options->assume_gpu || !options->plan.device_bytes)
+    if (!wishes.device_given || wishes.device == FT_DEVICE_CUDA) {
+        int found = ft_machine_probe_gpus(&engine->machine, &options->gpus, err);
+        if (found != FT_OK && wishes.device_given) {
+            if (!options->assume_gpu || !options->vram.count)
                 return found;
-            engine->machine.device = FT_DEVICE_CUDA;
-            engine->machine.device_memory_bytes = options->plan.device_bytes;
+            assume_gpus(&engine->machine, options);
         }
     }
     if (options->link_gbs > 0)
@@ -365,7 +408,7 @@ static int measure(struct ft_engine *engine, const struct ft_open_options *optio
                                                .format = engine->sizes.expert_format,
                                                .isa = wanted_isa(options),
                                                .link_bytes_per_s = options->link_gbs * 1e9,
-                                               .gpu = options->gpu,
+                                               .gpu = engine->machine.gpu_id[0],
                                                .pin = options->pin};
     int status = ft_measure_start(&measure, &engine->machine, &engine->mover, &failure);
     if (status != FT_OK) {
@@ -411,7 +454,7 @@ static int open_session(struct ft_engine *engine, const struct ft_open_options *
         .link_bytes_per_s = options->link_gbs * 1e9,
         .link_delay_ns_max = (uint64_t)(options->link_delay_us * 1e3),
         .seed = 1,
-        .gpu = options->gpu,
+        .gpu = engine->machine.gpu_id[0],
         .handshake = (enum ft_handshake)options->handshake,
         .routing = engine->routing,
         .policy_params = {.model = engine->model,

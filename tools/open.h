@@ -32,8 +32,9 @@ struct ft_open_options {
     struct ft_plan_options plan;
     /* as parsed; resolved into `plan` */
     uint32_t strategy, device;
-    bool cache_auto;         /* say so: slots fill the device, the default */
-    uint32_t gpu, handshake; /* enum ft_handshake */
+    bool cache_auto;                     /* say so: slots fill the device, the default */
+    uint32_t handshake;                  /* enum ft_handshake */
+    struct ft_option_numbers gpus, vram; /* none named: GPU 0; one limit: for every GPU */
     bool device_given, snapshot_given;
     uint32_t ple_backend; /* 0 disk, 1 ram */
     uint32_t dense;       /* enum ft_dense */
@@ -41,13 +42,14 @@ struct ft_open_options {
         fp8_uses; /* measurements: quantise these (enum ft_dense_use), accepted or not; 0 = as `dense` says */
     uint32_t io;  /* enum ft_io_backend */
     const char *replay, *trace, *isa;
-    bool assume_gpu; /* plans only: --device cuda with --vram on a machine without a GPU supposes one */
+    bool
+        assume_gpu; /* plans only: --device cuda with --vram on a machine without a GPU supposes as many as are named */
     double link_gbs, link_delay_us;
     bool pin, quiet;
     uint32_t prefetch; /* enum ft_prefetch_wish */
 };
 
-#define FT_OPEN_OPTION_COUNT 29u
+#define FT_OPEN_OPTION_COUNT 30u
 extern const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT];
 void ft_open_options_init(struct ft_open_options *options);
 /* The group of engine options for a command's option set; options is the target. */

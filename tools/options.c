@@ -123,6 +123,32 @@ static int push_item(const struct ft_option *option, struct ft_option_list *list
     return FT_OK;
 }
 
+/* Items between commas, each as the option's single kind would be. */
+static int parse_list(const struct ft_option *option, const char *value, struct ft_option_numbers *list,
+                      struct ft_error *err)
+{
+    bool bytes = option->kind == FT_OPTION_BYTES_LIST;
+    list->count = 0;
+    for (const char *at = value;; at++) {
+        char item[NAME_MAX_BYTES];
+        size_t length = strcspn(at, ",");
+        snprintf(item, sizeof item, "%.*s", (int)FT_MIN(length, sizeof item - 1), at);
+        if (list->count == FT_OPTION_LIST_MAX)
+            return ft_error_set(err, FT_USAGE, "--%s: more than %u values", option->name, FT_OPTION_LIST_MAX);
+        uint64_t *to = &list->items[list->count++];
+        if (bytes && !ft_options_parse_bytes(item, to))
+            return refuse_value(option, value, "sizes such as 12G or 12G,24G", err);
+        if (!bytes && !isdigit((unsigned char)item[0]))
+            return refuse_value(option, value, "numbers such as 0 or 0,1", err);
+        int status = bytes ? FT_OK : parse_unsigned(option, item, UINT32_MAX - 1, to, err);
+        if (status != FT_OK)
+            return status;
+        at += length;
+        if (!*at)
+            return FT_OK;
+    }
+}
+
 static int store_value(const struct ft_option *option, void *target, const char *value, struct ft_error *err)
 {
     uint64_t whole = 0;
@@ -160,6 +186,10 @@ static int store_value(const struct ft_option *option, void *target, const char 
         break;
     case FT_OPTION_CHOICE:
         status = parse_choice(option, value, target, err);
+        break;
+    case FT_OPTION_U32_LIST:
+    case FT_OPTION_BYTES_LIST:
+        status = parse_list(option, value, target, err);
         break;
     }
     return status;
@@ -333,6 +363,8 @@ static void format_default(const struct ft_option *option, const void *target, c
     case FT_OPTION_FLAG:
     case FT_OPTION_CLEAR:
     case FT_OPTION_LIST:
+    case FT_OPTION_U32_LIST:
+    case FT_OPTION_BYTES_LIST:
         break;
     }
 }

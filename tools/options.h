@@ -25,21 +25,28 @@
 #define FT_OPTION_NO_FIELD SIZE_MAX
 
 enum ft_option_kind {
-    FT_OPTION_FLAG,   /* bool, set to true; takes no value */
-    FT_OPTION_CLEAR,  /* bool, set to false; takes no value */
-    FT_OPTION_U32,    /* uint32_t */
-    FT_OPTION_U64,    /* uint64_t */
-    FT_OPTION_BYTES,  /* uint64_t with units */
-    FT_OPTION_F64,    /* double */
-    FT_OPTION_F32,    /* float */
-    FT_OPTION_STRING, /* const char * */
-    FT_OPTION_LIST,   /* struct ft_option_list, one item each time the option is given */
-    FT_OPTION_CHOICE, /* uint32_t: index into `choices` */
+    FT_OPTION_FLAG,       /* bool, set to true; takes no value */
+    FT_OPTION_CLEAR,      /* bool, set to false; takes no value */
+    FT_OPTION_U32,        /* uint32_t */
+    FT_OPTION_U64,        /* uint64_t */
+    FT_OPTION_BYTES,      /* uint64_t with units */
+    FT_OPTION_F64,        /* double */
+    FT_OPTION_F32,        /* float */
+    FT_OPTION_STRING,     /* const char * */
+    FT_OPTION_LIST,       /* struct ft_option_list, one item each time the option is given */
+    FT_OPTION_CHOICE,     /* uint32_t: index into `choices` */
+    FT_OPTION_U32_LIST,   /* struct ft_option_numbers: "0,1" */
+    FT_OPTION_BYTES_LIST, /* struct ft_option_numbers with units: "12G,24G" */
 };
 
 struct ft_option_list {
     uint32_t count;
     const char *items[FT_OPTION_LIST_MAX];
+};
+
+struct ft_option_numbers {
+    uint32_t count; /* 0 = not given */
+    uint64_t items[FT_OPTION_LIST_MAX];
 };
 
 struct ft_option {

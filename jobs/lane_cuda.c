@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "jobs/lane_cuda_internal.h"
 
@@ -23,10 +24,13 @@ int ft_cuda_check(const struct ft_lane_cuda *lane, int error, struct ft_error *e
 
 void ft_cuda_break(struct ft_lane_cuda *lane, int error, const char *what)
 {
-    if (!lane->broken)
-        snprintf(lane->broken_by, sizeof lane->broken_by, "%s%s%.100s", what, error ? ": " : "",
+    struct ft_lane_cuda *first = lane->first;
+    if (!first->broken) {
+        snprintf(first->broken_by, sizeof first->broken_by, "%s%s%.100s", what, error ? ": " : "",
                  error ? cudaGetErrorString((cudaError_t)error) : "");
-    lane->broken = true;
+        first->broken_gpu = lane->gpu;
+    }
+    first->broken = true;
 }
 
 int ft_lane_cuda_find(uint32_t gpu, struct ft_gpu_info *info, struct ft_error *err)
@@ -90,36 +94,6 @@ int ft_lane_cuda_find(uint32_t gpu, struct ft_gpu_info *info, struct ft_error *e
 
 /* ---- memory ---- */
 
-/* Of sequences and snapshots, between steps. What fails here fails the next step: going on with half a state
- * would be a wrong text. */
-static void memory_zero(void *context, void *at, uint64_t bytes)
-{
-    struct ft_lane_cuda *lane = context;
-    if (lane->broken) /* the stream may never end */
-        return;
-    cudaError_t error = cudaSetDevice(lane->gpu); /* the caller may be another thread than the opener */
-    if (error == cudaSuccess)
-        error = cudaMemsetAsync(at, 0, bytes, lane->compute);
-    if (error == cudaSuccess)
-        error = cudaStreamSynchronize(lane->compute);
-    if (error != cudaSuccess)
-        ft_cuda_break(lane, (int)error, "clearing state");
-}
-
-static void memory_copy(void *context, void *to, const void *from, uint64_t bytes)
-{
-    struct ft_lane_cuda *lane = context;
-    if (lane->broken)
-        return;
-    cudaError_t error = cudaSetDevice(lane->gpu);
-    if (error == cudaSuccess)
-        error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, lane->compute);
-    if (error == cudaSuccess)
-        error = cudaStreamSynchronize(lane->compute);
-    if (error != cudaSuccess)
-        ft_cuda_break(lane, (int)error, "copying state");
-}
-
 int ft_cuda_copy_throttled(struct ft_lane_cuda *lane, uint32_t *throttle, double link_bytes_per_s, void *to,
                            const void *from, uint64_t bytes)
 {
@@ -161,25 +135,14 @@ int ft_cuda_alloc(struct ft_lane_cuda *lane, enum ft_tier tier, uint64_t bytes, 
             "%.2f MB of pinned memory for %s were refused (%s): raise the memlock limit (ulimit -l)",
             (double)bytes * 1e-6, what, cudaGetErrorString(error));
     }
+    if (device)
+        lane->device_bytes[*count] = bytes;
     (device ? lane->device_blocks : lane->pinned_blocks)[(*count)++] = *out;
     if (device)
         error = cudaMemset(*out, 0, bytes);
     else
         memset(*out, 0, bytes);
     return ft_cuda_check(lane, (int)error, err, what);
-}
-
-int ft_lane_cuda_arena(struct ft_lane_cuda *lane, struct ft_arena *arena, enum ft_tier tier, uint64_t bytes,
-                       struct ft_error *err)
-{
-    bool device = tier == FT_TIER_DEVICE;
-    *arena = (struct ft_arena){.name = device ? "device" : "pinned"};
-    bytes = FT_MAX(bytes, (uint64_t)FT_ARENA_ALIGN);
-    int status = ft_cuda_alloc(lane, tier, bytes,
-                               device ? "expert slots, KV cache and state" : "exchanged activations",
-                               (void **)&arena->base, err);
-    arena->bytes = status == FT_OK ? bytes : 0;
-    return status;
 }
 
 const struct ft_memory *ft_lane_cuda_memory(const struct ft_lane_cuda *lane)
@@ -189,12 +152,13 @@ const struct ft_memory *ft_lane_cuda_memory(const struct ft_lane_cuda *lane)
 
 void ft_lane_cuda_map_changed(struct ft_lane_cuda *lane)
 {
-    lane->map_dirty = true;
+    for (; lane; lane = lane->next)
+        lane->map_dirty = true;
 }
 
 const char *ft_lane_cuda_note(const struct ft_lane_cuda *lane)
 {
-    return lane->note;
+    return lane->next ? lane->notes : lane->note;
 }
 
 /* ---- opening and closing ---- */
@@ -211,8 +175,9 @@ int ft_lane_cuda_open(struct ft_lane_cuda **out, uint32_t gpu, struct ft_error *
         return ft_error_set(err, FT_MEMORY, "no memory for the GPU lane");
     lane->gpu = (int)gpu;
     lane->info = info;
-    lane->memory =
-        (struct ft_memory){.context = lane, .is_device = true, .zero = memory_zero, .copy = memory_copy};
+    lane->first = lane;
+    lane->memory = ft_cuda_memory;
+    lane->memory.context = lane;
     /* Polling, not blocking: waits inside a step are the driver's own, outside they are short. */
     status = FT_CUDA_TRY(lane, cudaStreamCreateWithFlags(&lane->compute, cudaStreamNonBlocking), err,
                          "a compute stream");
@@ -229,6 +194,9 @@ int ft_lane_cuda_open(struct ft_lane_cuda **out, uint32_t gpu, struct ft_error *
     if (status == FT_OK)
         status = FT_CUDA_TRY(lane, cudaEventCreateWithFlags(&lane->last_group, cudaEventDisableTiming), err,
                              "an event");
+    if (status == FT_OK)
+        status = FT_CUDA_TRY(lane, cudaEventCreateWithFlags(&lane->handed, cudaEventDisableTiming), err,
+                             "an event");
     if (status != FT_OK) {
         ft_lane_cuda_close(lane);
         return status;
@@ -237,9 +205,34 @@ int ft_lane_cuda_open(struct ft_lane_cuda **out, uint32_t gpu, struct ft_error *
     return FT_OK;
 }
 
-void ft_lane_cuda_close(struct ft_lane_cuda *lane)
+/* Copies between the two go directly where the machine can; elsewhere the driver takes them through the host. */
+static void join_peers(struct ft_lane_cuda *from, const struct ft_lane_cuda *to)
 {
-    (void)cudaSetDevice(lane->gpu);
+    int can = 0;
+    cudaError_t error = cudaDeviceCanAccessPeer(&can, from->gpu, to->gpu);
+    if (error == cudaSuccess && can && ft_cuda_use(from) == 0)
+        error = cudaDeviceEnablePeerAccess(to->gpu, 0);
+    from->peer = can && (error == cudaSuccess || error == cudaErrorPeerAccessAlreadyEnabled);
+    (void)cudaGetLastError();
+}
+
+int ft_lane_cuda_join(struct ft_lane_cuda *lane, uint32_t gpu, struct ft_error *err)
+{
+    struct ft_lane_cuda *last = lane, *new;
+    while (last->next)
+        last = last->next;
+    int status = ft_lane_cuda_open(&new, gpu, err);
+    if (status != FT_OK)
+        return status;
+    new->first = lane;
+    last->next = new;
+    join_peers(last, new);
+    return FT_OK;
+}
+
+static void close_one(struct ft_lane_cuda *lane)
+{
+    (void)ft_cuda_use(lane);
     if (lane->compute)
         (void)cudaStreamSynchronize(lane->compute);
     if (lane->copy)
@@ -253,6 +246,8 @@ void ft_lane_cuda_close(struct ft_lane_cuda *lane)
     }
     if (lane->last_group)
         (void)cudaEventDestroy(lane->last_group);
+    if (lane->handed)
+        (void)cudaEventDestroy(lane->handed);
     for (uint32_t i = 0; i < lane->registered_count; i++)
         (void)cudaHostUnregister(lane->registered[i]);
     for (uint32_t i = 0; i < lane->device_block_count; i++)
@@ -264,7 +259,24 @@ void ft_lane_cuda_close(struct ft_lane_cuda *lane)
     if (lane->compute)
         (void)cudaStreamDestroy(lane->compute);
     (void)cudaGetLastError();
+    if (lane->reserved)
+        (void)munmap(lane->reserved, lane->reserved_bytes);
     free(lane->layers);
     free(lane->staged_at);
+    free(lane->angles);
     free(lane);
+}
+
+void ft_lane_cuda_close(struct ft_lane_cuda *lane)
+{
+    /* Nobody's stream may end behind memory of another that is gone: activations go from GPU to GPU. */
+    for (struct ft_lane_cuda *l = lane; l; l = l->next) {
+        (void)ft_cuda_use(l);
+        if (l->compute)
+            (void)cudaStreamSynchronize(l->compute);
+    }
+    for (struct ft_lane_cuda *next; lane; lane = next) {
+        next = lane->next;
+        close_one(lane);
+    }
 }

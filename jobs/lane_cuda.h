@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The GPU lane: one driver thread per GPU, which owns a compute stream and a copy stream.
+ * The GPU lane: a driver thread, and of every GPU a compute stream and a copy stream.
  *
  * A decode step is one captured CUDA graph per (rows, logit rows, context bucket); the policy stays on the
  * host. Per layer:
@@ -13,11 +13,25 @@
  * Larger steps, steps whose rows are captured by a caller, and --handshake launch are launched segment by
  * segment by the driver, which waits for the router's ids between route and experts.
  *
+ * Several GPUs are a chain of lanes with consecutive layers each; the first stands for all of them. A step is
+ * strictly sequential over the layers, so one driver thread serves them in order. A decode step is one captured
+ * graph per GPU, all launched at its begin:
+ *
+ *   GPU 0   inputs embed | graph: layers 0 .. 23 | residual -> GPU 1, event, end
+ *   GPU 1   inputs angles ................. wait for event | graph: layers 24 .. 47, head, sample, end
+ *
+ * The residual streams go from GPU to GPU by cudaMemcpyPeerAsync, which works with and without peer access. Flags
+ * and messages (struct ft_cuda_exchange), slot map, lists, activations, captures are each GPU's own, and so are
+ * the experts' slots and staging buffers. KV pages and recurrent states lie in parts: each GPU has what belongs
+ * to its layers. For the session they are blocks at addresses that nothing is mapped at (ft_lane_cuda_reserve);
+ * struct ft_memory and the lane find the parts.
+ *
  * The table of flags, with writers, fences and readers, is in kernels_cuda/kernels_cuda.h (struct
  * ft_cuda_exchange).
  *
  * CUDA runtime calls inside a step: cudaGraphLaunch, cudaMemcpyAsync, cudaEventRecord, cudaStreamWaitEvent,
- * cudaStreamQuery, kernel launches, cuStreamWriteValue32. Outside a step: everything else.
+ * cudaStreamQuery, kernel launches, cuStreamWriteValue32; with several GPUs also cudaSetDevice and
+ * cudaMemcpyPeerAsync. Outside a step: everything else.
  *
  * Errors: FT_UNSUPPORTED (no driver, no GPU, GPU too old) and FT_MEMORY name what was asked and the option to
  * lower. A GPU that fails in a step fails the step's sequences and breaks the session. Threads: all functions
@@ -55,9 +69,21 @@ struct ft_gpu_info {
 /* What GPU `gpu` is. FT_UNSUPPORTED when this build, the driver or the machine has none. */
 int ft_lane_cuda_find(uint32_t gpu, struct ft_gpu_info *info, struct ft_error *err);
 int ft_lane_cuda_open(struct ft_lane_cuda **out, uint32_t gpu, struct ft_error *err);
-/* An arena of device memory or of pinned host memory, zeroed; the lane owns it. */
-int ft_lane_cuda_arena(struct ft_lane_cuda *lane, struct ft_arena *arena, enum ft_tier tier, uint64_t bytes,
-                       struct ft_error *err);
+/* Another GPU behind those that the lane has. */
+int ft_lane_cuda_join(struct ft_lane_cuda *lane, uint32_t gpu, struct ft_error *err);
+/* An arena of the memory of the lane's GPU number `at` (0 = the first), or of pinned host memory, zeroed; the lane
+ * owns it. */
+int ft_lane_cuda_arena(struct ft_lane_cuda *lane, uint32_t at, struct ft_arena *arena, enum ft_tier tier,
+                       uint64_t bytes, struct ft_error *err);
+/* Several GPUs: addresses without memory, for blocks that lie in parts. The lane owns them. */
+int ft_lane_cuda_reserve(struct ft_lane_cuda *lane, struct ft_arena *arena, uint64_t bytes,
+                         struct ft_error *err);
+/* What blocks that lie in parts hold. */
+enum ft_cuda_spread { FT_CUDA_SPREAD_KV, FT_CUDA_SPREAD_STATE, FT_CUDA_SPREAD_COUNT };
+/* `count` blocks of `bytes` bytes at reserved addresses from `base` on lie in parts; part_bytes [GPUs] of a block,
+ * which add up to it, in the order of the GPUs. Takes the parts' memory, zeroed. */
+int ft_lane_cuda_spread(struct ft_lane_cuda *lane, enum ft_cuda_spread which, void *base, uint64_t bytes,
+                        uint32_t count, const uint64_t *part_bytes, struct ft_error *err);
 const struct ft_memory *ft_lane_cuda_memory(const struct ft_lane_cuda *lane);
 /* Uploads the dense weights, pins the expert banks, probes the handshakes, starts the driver thread. */
 int ft_lane_cuda_start(struct ft_lane_cuda *lane, struct ft_step *step,

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The driver thread: walks the device's jobs of a step in graph order, as the host device does, but the GPU
+ * The driver thread, one for all GPUs: walks the device's jobs of a step in graph order, as the host device does, but the GPU
  * computes them. Only some of them mean work for the driver: the PLE projection (rows are in memory), the
- * router (ids, policy, copies), combine (the CPU's experts are done), the end.
+ * router (ids, policy, copies), combine (the CPU's experts are done), the end. Work of a layer goes to the GPU
+ * that has it; where the next GPU's layers begin, the residual streams are handed over.
  *
  * Every wait for the GPU is bounded by the watchdog. After an error the walk goes on without the GPU, so that
  * the step ends: the step's sequences fail, and the session with them.
@@ -16,8 +17,6 @@
 #include "jobs/session.h"
 #include "jobs/topology.h"
 
-#define JOIN_NS 5000000000ull
-#define DRAIN_LOOK_NS 1000000
 #define LOOK_EVERY 1024u /* polls between two looks at the clock */
 #define SPIN_NS 2000000u /* of polling before short sleeps */
 #define SLEEP_NS 50000
@@ -25,18 +24,20 @@
 #define STREAM_FROM 2u     /* picks per expert from which on nearly all experts of a layer are used */
 #define WARM_JOBS 160u     /* dynamic jobs of one layer of a decode step, about */
 #define BETWEEN_NS 200000u /* of looking for the next step before the driver sleeps */
-#define WATCHDOG_NS 20000000000ull
 /* A longer gap between two looks is time in which this process was stopped, and proves nothing about the GPU. */
 #define LOOK_NS_MAX 200000000ull
 
 /* One step as the driver sees it. */
 struct drive {
-    struct ft_lane_cuda *lane;
+    struct ft_lane_cuda *first, *lane; /* lane: the GPU at hand, this thread's current one */
+    struct ft_lane_cuda *before;       /* of a step that has gone on to another GPU: the one before it */
     struct ft_step *step;
     struct ft_batch *batch;
-    struct ft_cuda c; /* with the counts of this step */
-    uint32_t thread, epoch, tokens;
+    struct ft_cuda *c; /* lane->running */
+    uint32_t thread, epoch, tokens, link_taken;
     bool captured;
+    /* Prefill that uses nearly all experts streams whole layers through the staging pairs, ahead of the router. */
+    bool streaming;
     uint32_t waves;    /* of the layer at hand, launch path */
     bool layer_on_cpu; /* the layer at hand has experts on the CPU */
 };
@@ -44,24 +45,60 @@ struct drive {
 /* release: whoever polls on the device sees it and gives up. Like every flag it holds the step's epoch. */
 static void give_up(struct drive *d)
 {
-    __atomic_store_n(d->lane->host.abort, d->epoch, __ATOMIC_RELEASE);
+    for (struct ft_lane_cuda *lane = d->first; lane; lane = lane->next)
+        __atomic_store_n(lane->host.abort, d->epoch, __ATOMIC_RELEASE);
 }
 
-static void fail(struct drive *d, int error, const char *what)
+static void fail_on(struct drive *d, struct ft_lane_cuda *lane, int error, const char *what)
 {
-    struct ft_lane_cuda *lane = d->lane;
-    if (!lane->broken)
+    if (!ft_cuda_is_broken(lane))
         ft_step_fail(d->step, FT_SYSTEM, "GPU %d: %s: %s (%s)", lane->gpu, what,
                      cudaGetErrorString((cudaError_t)error), cudaGetErrorName((cudaError_t)error));
     ft_cuda_break(lane, error, what);
     give_up(d);
 }
 
+static void fail(struct drive *d, int error, const char *what)
+{
+    fail_on(d, d->lane, error, what);
+}
+
+static bool is_broken(const struct drive *d)
+{
+    return ft_cuda_is_broken(d->first);
+}
+
 static bool try_(struct drive *d, int error, const char *what)
 {
-    if (error && !d->lane->broken)
+    if (error && !is_broken(d))
         fail(d, error, what);
-    return !d->lane->broken;
+    return !is_broken(d);
+}
+
+/* The GPU at hand is now this one. */
+static void use(struct drive *d, struct ft_lane_cuda *lane)
+{
+    if (d->lane == lane)
+        return;
+    d->lane = lane;
+    d->c = &lane->running;
+    if (!is_broken(d))
+        (void)try_(d, ft_cuda_use(lane), "choosing it");
+}
+
+static struct ft_lane_cuda *lane_of(const struct drive *d, uint32_t layer)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    if (layer >= lane->layer_begin && layer < lane->layer_end)
+        return lane;
+    for (lane = d->first; lane->next && layer >= lane->layer_end;)
+        lane = lane->next;
+    return lane;
+}
+
+static void use_layer(struct drive *d, uint32_t layer)
+{
+    use(d, lane_of(d, layer));
 }
 
 static bool is_raised(const uint32_t *flag, uint32_t epoch)
@@ -70,34 +107,52 @@ static bool is_raised(const uint32_t *flag, uint32_t epoch)
     return (int32_t)(__atomic_load_n(flag, __ATOMIC_ACQUIRE) - epoch) >= 0;
 }
 
+/* A GPU whose work has failed lets those behind it wait for ever. True: all is well. */
+static bool ask_all(struct drive *d, const char *what)
+{
+    for (struct ft_lane_cuda *lane = d->first; lane; lane = lane->next) {
+        cudaError_t state = cudaStreamQuery(lane->compute);
+        if (state == cudaSuccess || state == cudaErrorNotReady)
+            continue;
+        fail_on(d, lane, (int)state, what);
+        return false;
+    }
+    return true;
+}
+
+/* While the next GPU computes: when the one before was done, for the clocks. */
+static void see_end(struct drive *d)
+{
+    if (d->before && !d->before->done_ns && is_raised(d->before->c.exchange.done, d->epoch))
+        d->before->done_ns = ft_clock_ns(&d->step->clock);
+}
+
 /* Polls a flag of the GPU, then sleeps between polls; asks now and then whether the GPU still lives. */
 static bool wait_flag(struct drive *d, const uint32_t *flag, const char *what)
 {
     struct ft_lane_cuda *lane = d->lane;
     struct ft_clock *clock = &d->step->clock;
     uint64_t start = ft_clock_ns(clock), asked = start, looked = start, waited = 0;
-    if (lane->broken)
+    if (is_broken(d))
         return false;
     for (uint32_t polls = 1; !is_raised(flag, d->epoch); polls++) {
         ft_park_pause();
+        see_end(d);
         if (polls % LOOK_EVERY)
             continue;
         uint64_t now = ft_clock_ns(clock);
         if (now - asked > QUERY_NS) {
-            cudaError_t state = cudaStreamQuery(lane->compute);
             asked = now;
-            if (state != cudaSuccess && state != cudaErrorNotReady) {
-                fail(d, (int)state, what);
+            if (!ask_all(d, what))
                 return false;
-            }
-            if (state == cudaSuccess && !is_raised(flag, d->epoch)) {
+            if (cudaStreamQuery(lane->compute) == cudaSuccess && !is_raised(flag, d->epoch)) {
                 fail(d, cudaErrorUnknown, "the step ended without its flags");
                 return false;
             }
         }
         waited += FT_MIN(now - looked, LOOK_NS_MAX);
         looked = now;
-        if (waited > lane->watchdog_ns || atomic_load_explicit(&d->step->stop, memory_order_acquire)) {
+        if (waited > d->first->watchdog_ns || atomic_load_explicit(&d->step->stop, memory_order_acquire)) {
             fail(d, cudaErrorLaunchTimeout, what);
             return false;
         }
@@ -155,7 +210,7 @@ static void complete_link(struct drive *d, uint32_t index, uint64_t start)
             record->detail = step->x.active.reason[dynamic.active];
         }
         record->slot = dynamic.slot;
-        record->flags = d->lane->broken ? 2 : 0;
+        record->flags = is_broken(d) ? 2 : 0;
     }
     uint32_t *todo = ft_step_todo(step, d->thread);
     ft_step_hand_over(step, d->thread, todo, ft_step_complete(step, d->thread, job, todo, 0));
@@ -183,7 +238,7 @@ static void copy_ahead(struct drive *d)
         const struct ft_layer_weights *w = &lane->options.weights->layers[e->layer];
         const char *from = w->experts + (uint64_t)w->expert_layout.stride * e->expert;
         e->start_ns = ft_clock_ns(&step->clock);
-        if (!lane->broken)
+        if (!is_broken(d))
             (void)try_(d, copy_in(lane, ft_slots_memory(&step->slots, e->slot), from, w->expert_layout.bytes),
                        "copying an expert to the GPU ahead");
         e->end_ns = ft_clock_ns(&step->clock);
@@ -198,7 +253,7 @@ static void fetch_captured(struct drive *d, uint32_t layer)
     struct ft_step *step = d->step;
     struct ft_cuda_move *moves = lane->host.moves + (uint64_t)layer * lane->c.exchange.moves_max;
     uint32_t end = published(step), count = 0;
-    for (uint32_t i = lane->link_taken; i != end; i++) {
+    for (uint32_t i = d->link_taken; i != end; i++) {
         const struct ft_dynamic *f = &step->dynamic[step->link_jobs[i % step->link_max]];
         moves[count++] =
             (struct ft_cuda_move){f->layer, step->x.active.expert[f->active], f->slot, f->victim};
@@ -211,14 +266,14 @@ static void fetch_captured(struct drive *d, uint32_t layer)
     uint32_t *flag = flag_of(lane->host.fetched, layer);
     if (!count)
         raise_flag(flag, d->epoch);
-    for (; lane->link_taken != end; lane->link_taken++) {
-        uint32_t index = step->link_jobs[lane->link_taken % step->link_max];
+    for (; d->link_taken != end; d->link_taken++) {
+        uint32_t index = step->link_jobs[d->link_taken % step->link_max];
         uint64_t start = ft_clock_ns(&step->clock);
-        if (!lane->broken)
+        if (!is_broken(d))
             (void)try_(d, copy_expert(lane, &step->dynamic[index]), "copying an expert to the GPU");
         complete_link(d, index, start);
     }
-    if (count && !lane->broken)
+    if (count && !is_broken(d))
         (void)try_(d, ft_cuda_raise_behind_copies(lane, flag, d->epoch),
                    "raising the flag behind the copies");
     copy_ahead(d);
@@ -226,21 +281,21 @@ static void fetch_captured(struct drive *d, uint32_t layer)
 
 /* ---- prefill: whole layers, ahead of the router ---- */
 
-/* Copies what the slots do not hold of a layer into its staging buffer, neighbours together, once the experts
+/* Copies what the slots do not hold of a layer of this GPU into its staging buffer, neighbours together, once the experts
  * that read the buffer last have run. */
 static void stream_layer(struct drive *d, uint32_t layer)
 {
     struct ft_lane_cuda *lane = d->lane;
     struct ft_step *step = d->step;
     const struct ft_model *m = step->model;
-    if (layer >= m->layer_count || m->layers[layer].dense || lane->broken)
+    if (layer >= lane->layer_end || m->layers[layer].dense || is_broken(d))
         return;
     const struct ft_layer_weights *w = &lane->options.weights->layers[layer];
     uint32_t buffer = layer % 2, *at = lane->staged_at + (uint64_t)buffer * m->expert_count, next = 0;
     uint64_t stride = w->expert_layout.stride;
     (void)try_(d, (int)cudaStreamWaitEvent(lane->copy, lane->grouped[buffer], 0),
                "ordering copies behind experts");
-    for (uint32_t e = 0; e < m->expert_count && !lane->broken;) {
+    for (uint32_t e = 0; e < m->expert_count && !is_broken(d);) {
         uint32_t first = e, place = next;
         for (; e < m->expert_count && ft_slots_find(&step->slots, layer, e) == FT_NONE; e++)
             at[e] = next++;
@@ -252,7 +307,7 @@ static void stream_layer(struct drive *d, uint32_t layer)
                             w->experts + stride * first, stride * (e - first));
         (void)try_(d, error, "streaming a layer's experts to the GPU");
     }
-    if (!lane->broken)
+    if (!is_broken(d))
         (void)try_(d, (int)cudaEventRecord(lane->staged[buffer], lane->copy), "marking the copies' end");
 }
 
@@ -282,7 +337,7 @@ static int upload_lists(struct drive *d, uint32_t layer)
         h->counts[d->waves++] = group->end - group->begin;
         for (; members < group->end; members++) {
             uint32_t active = a->group[members];
-            h->blob[members] = d->lane->streaming && a->place[active] == FT_PLACE_FETCH
+            h->blob[members] = d->streaming && a->place[active] == FT_PLACE_FETCH
                                    ? staged_blob(d, layer, a->expert[active])
                                    : a->blob[active];
             h->pair_begin[members] = pairs;
@@ -327,14 +382,14 @@ static int launch_group(struct drive *d, uint32_t layer, uint32_t wave, const st
     list.blob += group->begin;
     list.pair_begin += group->begin;
     /* One row, one pair a group: kernels count pairs by groups and do not look at pair_begin. */
-    if (d->c.step.rows == 1) {
+    if (d->c->step.rows == 1) {
         list.pair_row += group->begin;
         list.pair_out += group->begin;
     }
     return ft_cuda_experts(
-        &d->c, layer, &list, group->end - group->begin,
+        d->c, layer, &list, group->end - group->begin,
         rows_bound(&d->step->x.active, group->begin, group->end), with_shared,
-        ft_cuda_stamp_of(&d->c, layer, wave ? FT_CUDA_STAMP_FETCHED : FT_CUDA_STAMP_RESIDENT), lane->compute);
+        ft_cuda_stamp_of(d->c, layer, wave ? FT_CUDA_STAMP_FETCHED : FT_CUDA_STAMP_RESIDENT), lane->compute);
 }
 
 /* No group at all, but a shared expert: an empty list carries it. */
@@ -343,8 +398,8 @@ static int launch_shared(struct drive *d, uint32_t layer)
     struct ft_cuda_list list = d->lane->lists.device;
     int error = (int)cudaMemsetAsync(list.group_count, 0, 4, d->lane->compute);
     return error ? error
-                 : ft_cuda_experts(&d->c, layer, &list, 1, 1, true,
-                                   ft_cuda_stamp_of(&d->c, layer, FT_CUDA_STAMP_RESIDENT), d->lane->compute);
+                 : ft_cuda_experts(d->c, layer, &list, 1, 1, true,
+                                   ft_cuda_stamp_of(d->c, layer, FT_CUDA_STAMP_RESIDENT), d->lane->compute);
 }
 
 /* One wave's copies: into memory that an earlier group may still read. Staging: the group that used the same
@@ -352,12 +407,12 @@ static int launch_shared(struct drive *d, uint32_t layer)
 static void fetch_launched(struct drive *d, const struct ft_dynamic *f, bool first)
 {
     struct ft_lane_cuda *lane = d->lane;
-    if (lane->streaming) /* it is on its way since before the router ran */
+    if (d->streaming) /* it is on its way since before the router ran */
         return;
     cudaEvent_t before = d->batch->prefill ? lane->grouped[lane->staging_wave % 2] : lane->last_group;
-    if (first && !lane->broken)
+    if (first && !is_broken(d))
         (void)try_(d, (int)cudaStreamWaitEvent(lane->copy, before, 0), "ordering copies behind experts");
-    if (!lane->broken)
+    if (!is_broken(d))
         (void)try_(d, copy_expert(lane, f), "copying an expert to the GPU");
 }
 
@@ -366,18 +421,18 @@ static void group_launched(struct drive *d, uint32_t layer, uint32_t wave, const
                            bool fetched)
 {
     struct ft_lane_cuda *lane = d->lane;
-    uint32_t buffer = lane->streaming ? layer % 2 : lane->staging_wave % 2;
-    if (fetched && !lane->broken) {
-        if (!lane->streaming)
+    uint32_t buffer = d->streaming ? layer % 2 : lane->staging_wave % 2;
+    if (fetched && !is_broken(d)) {
+        if (!d->streaming)
             (void)try_(d, (int)cudaEventRecord(lane->staged[buffer], lane->copy), "marking the copies' end");
         (void)try_(d, (int)cudaStreamWaitEvent(lane->compute, lane->staged[buffer], 0), "waiting for copies");
     }
-    if (!lane->broken)
+    if (!is_broken(d))
         (void)try_(d, launch_group(d, layer, wave, group, d->step->model->shared_width && wave == 0),
                    "launching experts");
-    if (!lane->broken)
+    if (!is_broken(d))
         (void)try_(d, (int)cudaEventRecord(lane->last_group, lane->compute), "marking the experts' end");
-    if (!lane->broken && fetched) {
+    if (!is_broken(d) && fetched) {
         (void)try_(d, (int)cudaEventRecord(lane->grouped[buffer], lane->compute), "marking the experts' end");
         lane->staging_wave++;
     }
@@ -391,7 +446,7 @@ static void run_waves(struct drive *d, uint32_t layer)
     uint32_t wave = 0, copied = 0;
     /* add_waves begins with staging buffer 0 in every layer */
     lane->staging_wave = 0;
-    if (step->wave_count && !lane->broken && try_(d, upload_lists(d, layer), "copying the lists of experts"))
+    if (step->wave_count && !is_broken(d) && try_(d, upload_lists(d, layer), "copying the lists of experts"))
         lane->map_dirty = true;
     for (uint32_t i = step->wave_first; i < step->wave_first + step->wave_count; i++) {
         struct ft_dynamic f = step->dynamic[i];
@@ -404,17 +459,19 @@ static void run_waves(struct drive *d, uint32_t layer)
         }
         complete_link(d, i, start);
     }
-    lane->link_taken = published(step);
-    if (lane->streaming)
+    d->link_taken = published(step);
+    if (d->streaming)
         stream_layer(d, layer + 2);
-    if (!wave && step->model->shared_width && !lane->broken)
+    if (!wave && step->model->shared_width && !is_broken(d))
         (void)try_(d, launch_shared(d, layer), "launching the shared expert");
 }
 
 static void mark_failed_rows(struct drive *d)
 {
     for (uint32_t r = 0; r < d->batch->rows; r++) {
-        uint32_t at = __atomic_load_n(&d->c.step.failed[r], __ATOMIC_RELAXED);
+        uint32_t at = 0;
+        for (struct ft_lane_cuda *lane = d->first; lane && !at; lane = lane->next)
+            at = __atomic_load_n(&lane->running.step.failed[r], __ATOMIC_RELAXED);
         if (at)
             ft_execute_fail_row(&d->step->x, r, at - 1);
     }
@@ -445,17 +502,64 @@ static void warm_expansion(const struct drive *d)
         __builtin_prefetch(arrays[i], 1);
 }
 
+/* ---- from GPU to GPU ---- */
+
+/* The residual streams to the next GPU, behind everything that was queued for this one, which then says that it is
+ * done. What is queued for the next one from here on waits for them. */
+static void hand_over(struct drive *d, struct ft_lane_cuda *from, struct ft_lane_cuda *to)
+{
+    const struct ft_model *m = d->step->model;
+    const struct ft_cuda *a = &from->running, *b = &to->running;
+    uint64_t bytes = (uint64_t)d->batch->rows * m->hc_count * m->hidden * sizeof(float);
+    use(d, from);
+    if (is_broken(d))
+        return;
+    int error = (int)cudaMemcpyPeerAsync(b->base + b->space.residual, to->gpu, a->base + a->space.residual,
+                                         from->gpu, bytes, from->compute);
+    if (!error)
+        error = (int)cudaEventRecord(from->handed, from->compute);
+    if (try_(d, error, "handing activations to the next GPU"))
+        (void)try_(d, ft_cuda_end(a, from->compute), "launching the end of its layers");
+    use(d, to);
+    if (!is_broken(d))
+        (void)try_(d, (int)cudaStreamWaitEvent(to->compute, from->handed, 0),
+                   "waiting for activations of the GPU before it");
+}
+
+static struct ft_lane_cuda *lane_before(const struct drive *d, const struct ft_lane_cuda *lane)
+{
+    struct ft_lane_cuda *before = d->first;
+    while (before->next != lane)
+        before = before->next;
+    return before;
+}
+
+static bool begins_gpu(const struct drive *d, uint32_t layer)
+{
+    return d->lane != d->first && layer == d->lane->layer_begin;
+}
+
+static void launch_front(struct drive *d, uint32_t layer)
+{
+    if (begins_gpu(d, layer))
+        hand_over(d, lane_before(d, d->lane), d->lane);
+    if (!is_broken(d))
+        (void)try_(d, ft_cuda_launch_front(d->c, layer, d->tokens, false, d->lane->compute),
+                   "launching a layer");
+}
+
 static void drive_router(struct drive *d, uint32_t job, uint32_t layer)
 {
     struct ft_lane_cuda *lane = d->lane;
     struct ft_step *step = d->step;
     const struct ft_cuda_exchange *e = &lane->c.exchange;
     uint32_t *ids = e->ids + (uint64_t)layer * e->rows_max * step->model->topk;
-    if (!d->captured && !lane->broken)
-        (void)try_(d, ft_cuda_launch_front(&d->c, layer, d->tokens, false, lane->compute),
-                   "launching a layer");
+    if (!d->captured && !is_broken(d))
+        launch_front(d, layer);
     if (d->captured)
         warm_expansion(d);
+    if (begins_gpu(d, layer))
+        d->before = lane_before(d, lane);
     if (!wait_flag(d, flag_of(e->routed, layer), "waiting for the router"))
         invent_ids(d, ids);
     step->router_ids = ids;
@@ -482,12 +586,12 @@ static void drive_router(struct drive *d, uint32_t job, uint32_t layer)
 
 static void copy_rows(struct drive *d, float *to, const float *from, uint64_t count)
 {
-    if (d->lane->broken)
+    if (is_broken(d))
         return;
     (void)try_(d,
                (int)cudaMemcpyAsync(to, from, count * sizeof *to, cudaMemcpyDeviceToHost, d->lane->compute),
                "copying activations from the GPU");
-    if (!d->lane->broken)
+    if (!is_broken(d))
         (void)try_(d, (int)cudaStreamSynchronize(d->lane->compute), "copying activations from the GPU");
 }
 
@@ -499,13 +603,13 @@ static void capture_residual(struct drive *d, uint32_t block)
     for (uint32_t r = 0; r < d->batch->rows; r++) {
         float *to = ft_capture_residual(m, d->batch, r, block);
         if (to)
-            copy_rows(d, to, d->c.base + d->c.space.residual + r * wide, wide);
+            copy_rows(d, to, d->c->base + d->c->space.residual + r * wide, wide);
     }
 }
 
 static void capture_topk(struct drive *d, uint32_t layer)
 {
-    const struct ft_cuda_exchange *e = &d->c.exchange;
+    const struct ft_cuda_exchange *e = &d->c->exchange;
     const struct ft_model *m = d->step->model;
     for (uint32_t r = 0; r < d->batch->rows; r++)
         ft_capture_topk(m, d->batch, r, layer,
@@ -520,9 +624,9 @@ static void capture_head(struct drive *d)
         float *hidden = ft_capture_final(m, d->batch, d->batch->logit_row[l]),
               *logits = ft_capture_logits(m, d->batch, d->batch->logit_row[l]);
         if (hidden)
-            copy_rows(d, hidden, d->c.base + d->c.space.head_x + (uint64_t)l * m->hidden, m->hidden);
+            copy_rows(d, hidden, d->c->base + d->c->space.head_x + (uint64_t)l * m->hidden, m->hidden);
         if (logits)
-            copy_rows(d, logits, d->c.base + d->c.space.logits + (uint64_t)l * m->vocab, m->vocab);
+            copy_rows(d, logits, d->c->base + d->c->space.logits + (uint64_t)l * m->vocab, m->vocab);
     }
 }
 
@@ -545,7 +649,7 @@ static void drive_combine(struct drive *d, uint32_t layer)
     }
     const struct ft_active *a = &d->step->x.active;
     uint32_t pairs = d->batch->rows * d->step->model->topk;
-    if (d->layer_on_cpu && !lane->broken) {
+    if (d->layer_on_cpu && !is_broken(d)) {
         memset(lane->lists.on_cpu, 0, pairs * 4ull);
         for (uint32_t i = 0; i < a->count; i++)
             for (uint32_t p = a->pair_begin[i]; p < a->pair_begin[i + 1] && a->place[i] == FT_PLACE_CPU; p++)
@@ -555,8 +659,8 @@ static void drive_combine(struct drive *d, uint32_t layer)
                                         cudaMemcpyHostToDevice, lane->compute),
                    "copying the experts' places");
     }
-    if (!lane->broken)
-        (void)try_(d, ft_cuda_combine(&d->c, layer, d->layer_on_cpu, lane->compute), "launching combine");
+    if (!is_broken(d))
+        (void)try_(d, ft_cuda_combine(d->c, layer, d->layer_on_cpu, lane->compute), "launching combine");
     if (wants_capture(d->batch)) {
         capture_topk(d, layer);
         if (layer + 1 < d->step->model->layer_count)
@@ -567,11 +671,13 @@ static void drive_combine(struct drive *d, uint32_t layer)
 /* Dense layers of a launched step have no router that would launch them. */
 static void drive_dense(struct drive *d, uint32_t layer)
 {
-    if (d->captured || d->lane->broken)
+    if (!d->captured && !is_broken(d))
+        launch_front(d, layer);
+    if (begins_gpu(d, layer))
+        d->before = lane_before(d, d->lane);
+    if (d->captured || is_broken(d))
         return;
-    (void)try_(d, ft_cuda_launch_front(&d->c, layer, d->tokens, false, d->lane->compute),
-               "launching a layer");
-    if (d->lane->streaming) /* the layers take turns at this, those without experts, too */
+    if (d->streaming) /* the layers take turns at this, those without experts, too */
         stream_layer(d, layer + 2);
     if (wants_capture(d->batch)) {
         capture_topk(d, layer);
@@ -580,28 +686,49 @@ static void drive_dense(struct drive *d, uint32_t layer)
     }
 }
 
+/* The GPUs before the last, which were done long before it, are so for the host, too. */
+static bool end_others(struct drive *d)
+{
+    struct ft_lane_cuda *last = d->lane;
+    bool ended = true;
+    for (struct ft_lane_cuda *lane = d->first; lane != last && ended; lane = lane->next) {
+        use(d, lane);
+        ended = wait_flag(d, lane->c.exchange.done, "waiting for the end of its layers");
+        if (!lane->done_ns)
+            lane->done_ns = ft_clock_ns(&d->step->clock);
+    }
+    use(d, last);
+    return ended;
+}
+
 static void drive_end(struct drive *d)
 {
-    struct ft_lane_cuda *lane = d->lane;
-    if (!d->captured && !lane->broken) {
-        (void)try_(d, ft_cuda_launch_head(&d->c, lane->compute), "launching the head");
+    struct ft_lane_cuda *lane = d->first;
+    while (lane->next)
+        lane = lane->next;
+    use(d, lane);
+    if (!d->captured && !is_broken(d)) {
+        (void)try_(d, ft_cuda_launch_head(d->c, lane->compute), "launching the head");
         if (wants_capture(d->batch))
             capture_head(d);
     }
     if (!wait_flag(d, lane->c.exchange.done, "waiting for the step's end"))
         return;
-    uint64_t now = ft_clock_ns(&d->step->clock);
+    lane->done_ns = ft_clock_ns(&d->step->clock);
+    if (!end_others(d))
+        return;
     mark_failed_rows(d);
     for (uint32_t l = 0; l < d->batch->logit_rows; l++) {
         uint32_t row = d->batch->logit_row[l];
         struct ft_batch_sequence *s = &d->batch->sequences[d->batch->row_sequence[row]];
         if (d->batch->position[row] + 1 != s->token_count)
             continue;
-        s->sampled = __atomic_load_n(&d->c.step.sampled[l], __ATOMIC_RELAXED);
+        s->sampled = __atomic_load_n(&d->c->step.sampled[l], __ATOMIC_RELAXED);
         if (s->sampled == FT_NONE)
             ft_execute_fail_row(&d->step->x, row, d->step->model->layer_count);
     }
-    ft_cuda_record_stamps(lane, now);
+    for (lane = d->first; lane; lane = lane->next)
+        ft_cuda_record_stamps(lane, lane->done_ns);
 }
 
 static int upload_map(struct ft_lane_cuda *lane)
@@ -614,56 +741,117 @@ static int upload_map(struct ft_lane_cuda *lane)
     return error;
 }
 
-static void begin_step(struct drive *d)
+/* Every fetch of a layer of a captured step needs a slot of its own. */
+static bool has_room(const struct drive *d)
+{
+    const struct ft_slots *slots = &d->step->slots;
+    uint32_t wanted = d->batch->rows * d->step->model->topk;
+    bool room = true;
+    for (uint32_t i = 0; i < slots->part_count; i++) {
+        uint32_t count = slots->parts[i].end - slots->parts[i].begin;
+        room = room && (count >= wanted || !count);
+    }
+    return room || d->step->plan->strategy == FT_STRATEGY_FUSED;
+}
+
+static bool is_captured(const struct drive *d)
+{
+    bool captured = !d->batch->prefill && d->batch->rows <= FT_CUDA_DECODE_ROWS &&
+                    d->batch->sequence_count == d->batch->rows && has_room(d) && !wants_capture(d->batch);
+    for (const struct ft_lane_cuda *lane = d->first; lane; lane = lane->next)
+        captured = captured && lane->handshake != FT_HANDSHAKE_LAUNCH;
+    return captured;
+}
+
+static void count_step(const struct drive *d, struct ft_lane_cuda *lane)
+{
+    struct ft_cuda *c = &lane->running;
+    lane->done_ns = 0;
+    *c = lane->c;
+    c->step.rows = d->batch->rows;
+    c->step.sequences = d->batch->sequence_count;
+    c->step.logit_rows = d->batch->logit_rows;
+    if (d->batch->prefill) /* no expert runs on the CPU */
+        c->exchange.host_x = NULL;
+    if (d->batch->prefill || d->batch->rows > FT_CUDA_DECODE_ROWS)
+        c->exchange.forced_ids = NULL; /* given routing is for decode steps */
+}
+
+/* One GPU's part of a decode step. What only GPUs behind the first have is queued in front of the wait for the
+ * activations: there is time for it. */
+static bool launch_captured(struct drive *d, struct ft_lane_cuda *before)
 {
     struct ft_lane_cuda *lane = d->lane;
-    const struct ft_model *m = d->step->model;
+    struct ft_cuda_capture *capture = NULL;
     struct ft_error err;
+    if (lane->map_dirty && !try_(d, upload_map(lane), "copying the slot map"))
+        return false;
+    if (before && !(try_(d, ft_cuda_copy_inputs(lane), "copying the step's inputs") &&
+                    try_(d, ft_cuda_launch_begin(lane, d->c), "launching the rotary angles")))
+        return false;
+    if (ft_cuda_find_capture(lane, d->batch->rows, d->batch->logit_rows, d->tokens, &capture, &err) !=
+        FT_OK) {
+        ft_step_fail(d->step, err.code, "%s", err.message);
+        ft_cuda_break(lane, 0, "capturing a decode step");
+        give_up(d);
+        return false;
+    }
+    if (before)
+        hand_over(d, before, lane);
+    return try_(d, (int)cudaGraphLaunch(capture->exec, lane->compute), "launching a decode step");
+}
+
+static void begin_captured(struct drive *d)
+{
+    for (struct ft_lane_cuda *lane = d->first, *before = NULL; lane; before = lane, lane = lane->next) {
+        use(d, lane);
+        if (is_broken(d) ||
+            !try_(d, ft_cuda_fill_inputs(lane, d->batch, d->epoch), "copying the recent tokens") ||
+            !launch_captured(d, before))
+            break;
+    }
+    use(d, d->first);
+}
+
+static void begin_launched(struct drive *d)
+{
+    const struct ft_model *m = d->step->model;
     bool fused = d->step->plan->strategy == FT_STRATEGY_FUSED;
-    bool room = fused || d->step->slots.count >= d->batch->rows * m->topk || !d->step->slots.count;
-    d->captured = lane->handshake != FT_HANDSHAKE_LAUNCH && !d->batch->prefill &&
-                  d->batch->rows <= FT_CUDA_DECODE_ROWS && d->batch->sequence_count == d->batch->rows &&
-                  room && !wants_capture(d->batch);
+    d->streaming = d->batch->prefill && d->step->plan->staging_experts >= m->expert_count && !fused &&
+                   (uint64_t)d->batch->rows * m->topk >= STREAM_FROM * (uint64_t)m->expert_count;
+    for (struct ft_lane_cuda *lane = d->first; lane; lane = lane->next) {
+        use(d, lane);
+        if (is_broken(d) ||
+            !try_(d, ft_cuda_fill_inputs(lane, d->batch, d->epoch), "copying the recent tokens") ||
+            !try_(d, ft_cuda_copy_inputs(lane), "copying the step's inputs") ||
+            !try_(d, ft_cuda_launch_begin(lane, d->c), "launching the embedding"))
+            break;
+        if (lane == d->first && wants_capture(d->batch))
+            capture_residual(d, 0);
+        for (uint32_t i = 0; i < 2 && d->streaming; i++)
+            stream_layer(d, lane->layer_begin + i);
+    }
+    use(d, d->first);
+}
+
+static void begin_step(struct drive *d)
+{
+    for (struct ft_lane_cuda *lane = d->first; lane; lane = lane->next)
+        count_step(d, lane);
+    d->captured = is_captured(d);
     d->step->single_wave = d->captured;
-    lane->streaming = false;
-    d->c.step.rows = d->batch->rows;
-    d->c.step.sequences = d->batch->sequence_count;
-    d->c.step.logit_rows = d->batch->logit_rows;
-    if (d->batch->prefill) /* no expert runs on the CPU */
-        d->c.exchange.host_x = NULL;
-    if (d->batch->prefill || d->batch->rows > FT_CUDA_DECODE_ROWS)
-        d->c.exchange.forced_ids = NULL; /* given routing is for decode steps */
-    if (lane->broken) {
+    d->streaming = false;
+    d->before = NULL;
+    use(d, d->first);
+    if (is_broken(d)) {
         ft_step_fail(d->step, FT_SYSTEM, "GPU %d failed before (%s): the session cannot go on, open it again",
-                     lane->gpu, lane->broken_by);
+                     d->first->broken_gpu, d->first->broken_by);
         return;
     }
-    if (!try_(d, ft_cuda_fill_inputs(lane, d->batch, d->epoch), "copying the recent tokens"))
-        return;
-    if (d->captured) {
-        struct ft_cuda_capture *capture = NULL;
-        if (lane->map_dirty && !try_(d, upload_map(lane), "copying the slot map"))
-            return;
-        if (ft_cuda_find_capture(lane, d->batch->rows, d->batch->logit_rows, d->tokens, &capture, &err) !=
-            FT_OK) {
-            ft_step_fail(d->step, err.code, "%s", err.message);
-            ft_cuda_break(lane, 0, "capturing a decode step");
-            return;
-        }
-        (void)try_(d, (int)cudaGraphLaunch(capture->exec, lane->compute), "launching a decode step");
-        return;
-    }
-    (void)try_(d, ft_cuda_copy_inputs(lane), "copying the step's inputs");
-    if (!lane->broken)
-        (void)try_(d, ft_cuda_embed(&d->c, lane->compute), "launching the embedding");
-    if (wants_capture(d->batch))
-        capture_residual(d, 0);
-    lane->streaming = d->batch->prefill && d->step->plan->staging_experts >= m->expert_count && !fused &&
-                      (uint64_t)d->batch->rows * m->topk >= STREAM_FROM * (uint64_t)m->expert_count;
-    if (lane->streaming) {
-        stream_layer(d, 0);
-        stream_layer(d, 1);
-    }
+    if (d->captured)
+        begin_captured(d);
+    else
+        begin_launched(d);
 }
 
 static bool drive_job(struct drive *d, uint32_t job)
@@ -675,6 +863,8 @@ static bool drive_job(struct drive *d, uint32_t job)
     enum ft_wait cause = op == FT_OP_PLE_PROJECT ? FT_WAIT_IO : FT_WAIT_CPU;
     if (!ft_step_wait_job(step, d->thread, &step->device, job, cause))
         return false;
+    if (layer != FT_GRAPH_NO_LAYER)
+        use_layer(d, layer);
     if (op == FT_OP_ROUTER) {
         drive_router(d, job, layer);
         return true;
@@ -704,11 +894,15 @@ static void take_core(const struct ft_lane_cuda *lane)
         (void)ft_topology_bind(topology, core);
 }
 
-static void *driver_main(void *context)
+void *ft_cuda_drive(void *context)
 {
     struct ft_lane_cuda *lane = context;
     struct ft_step *step = lane->step;
-    struct drive d = {.lane = lane, .step = step, .thread = ft_step_thread(step, FT_STEP_DEVICE)};
+    struct drive d = {.first = lane,
+                      .lane = lane,
+                      .c = &lane->running,
+                      .step = step,
+                      .thread = ft_step_thread(step, FT_STEP_DEVICE)};
     uint32_t seen = 0;
     (void)cudaSetDevice(lane->gpu);
     take_core(lane);
@@ -717,7 +911,6 @@ static void *driver_main(void *context)
         uint32_t count = graph->device_count;
         d.batch = step->x.batch;
         d.epoch = seen;
-        d.c = lane->c;
         d.tokens = ft_cuda_tokens_bound(d.batch);
         begin_step(&d);
         for (uint32_t i = 0; i < count; i++)
@@ -727,82 +920,4 @@ static void *driver_main(void *context)
             }
     }
     return NULL;
-}
-
-/* ---- start and stop ---- */
-
-/* fused: a captured step does not wait for fetches, so every expert is in its slot before the first one. */
-static int fill_slots(struct ft_lane_cuda *lane, struct ft_error *err)
-{
-    struct ft_step *step = lane->step;
-    const struct ft_model *m = step->model;
-    uint32_t slot = 0;
-    for (uint32_t layer = 0; layer < m->layer_count; layer++) {
-        const struct ft_layer_weights *w = &lane->options.weights->layers[layer];
-        for (uint32_t e = 0; e < m->expert_count && !m->layers[layer].dense; e++, slot++) {
-            if (slot == step->slots.count)
-                return ft_error_set(err, FT_INTERNAL, "fused: %u slots are too few for all experts", slot);
-            ft_slots_take(&step->slots, slot, layer, e, 0, false);
-            int status =
-                FT_CUDA_TRY(lane,
-                            cudaMemcpyAsync(ft_slots_memory(&step->slots, slot),
-                                            w->experts + (uint64_t)w->expert_layout.stride * e,
-                                            w->expert_layout.bytes, cudaMemcpyHostToDevice, lane->copy),
-                            err, "copying the experts to the GPU");
-            if (status != FT_OK)
-                return status;
-        }
-    }
-    for (uint32_t i = 0; i < slot; i++)
-        step->slots.busy[i] = 0;
-    return FT_CUDA_TRY(lane, cudaStreamSynchronize(lane->copy), err, "copying the experts to the GPU");
-}
-
-int ft_lane_cuda_start(struct ft_lane_cuda *lane, struct ft_step *step,
-                       const struct ft_lane_cuda_options *options, struct ft_error *err)
-{
-    lane->step = step;
-    lane->options = *options;
-    lane->watchdog_ns = options->watchdog_ns ? options->watchdog_ns : WATCHDOG_NS;
-    lane->layers = calloc(step->model->layer_count, sizeof *lane->layers);
-    lane->staged_at = calloc(2ull * FT_MAX(step->model->expert_count, 1u), sizeof *lane->staged_at);
-    if (!lane->layers || !lane->staged_at)
-        return ft_error_set(err, FT_MEMORY, "no memory for the GPU's view of the weights");
-    int status = ft_cuda_upload_weights(lane, err);
-    if (status == FT_OK)
-        status = ft_cuda_make_buffers(lane, err);
-    if (status == FT_OK)
-        ft_cuda_pin_banks(lane, step->model, options->weights);
-    if (status == FT_OK && step->plan->strategy == FT_STRATEGY_FUSED)
-        status = fill_slots(lane, err);
-    if (status == FT_OK)
-        status = ft_cuda_choose_handshake(lane, err);
-    if (status == FT_OK)
-        status = FT_CUDA_TRY(lane, cudaDeviceSynchronize(), err, "getting ready");
-    return status == FT_OK ? ft_serial_start(&step->device, "ft-gpu", driver_main, lane, err) : status;
-}
-
-/* Whether the stream comes to its end, or is lost, in bounded time: a synchronize would wait for ever for a
- * kernel that hangs. */
-static bool drains(cudaStream_t stream)
-{
-    struct timespec nap = {0, DRAIN_LOOK_NS};
-    for (uint64_t waited = 0; cudaStreamQuery(stream) == cudaErrorNotReady; waited += DRAIN_LOOK_NS) {
-        if (waited > JOIN_NS)
-            return false;
-        nanosleep(&nap, NULL);
-    }
-    (void)cudaGetLastError();
-    return true;
-}
-
-void ft_lane_cuda_stop(struct ft_lane_cuda *lane)
-{
-    if (!lane->step)
-        return;
-    atomic_store_explicit(&lane->step->stop, true, memory_order_release);
-    ft_park_wake_all(&lane->step->device.park);
-    bool joined = ft_serial_join(&lane->step->device, JOIN_NS);
-    if (joined && !(drains(lane->compute) && drains(lane->copy)))
-        lane->step->device.started = true; /* the GPU still works on the session's memory: stuck, too */
 }

@@ -133,8 +133,11 @@ static void add_note(struct ft_lane_cuda *lane, const char *name)
 {
     char before[sizeof lane->note];
     memcpy(before, lane->note, sizeof before);
-    snprintf(lane->note, sizeof lane->note, "GPU %d (%.60s): %s, %.1f us a round%s%.120s", lane->gpu,
-             lane->info.name, name, lane->rendezvous_us, before[0] ? "; " : "", before);
+    char layers[64] = "";
+    if (ft_cuda_is_chain(lane))
+        snprintf(layers, sizeof layers, "layers %u to %u, ", lane->layer_begin, lane->layer_end - 1);
+    snprintf(lane->note, sizeof lane->note, "GPU %d (%.60s): %s%s, %.1f us a round%s%.120s", lane->gpu,
+             lane->info.name, layers, name, lane->rendezvous_us, before[0] ? "; " : "", before);
 }
 
 int ft_cuda_choose_handshake(struct ft_lane_cuda *lane, struct ft_error *err)

@@ -46,11 +46,43 @@ struct ft_cuda_host_lists {
 typedef cudaError_t (*ft_stream_write_32)(cudaStream_t stream, uintptr_t address, uint32_t value,
                                           unsigned flags);
 
+/* Blocks that lie in parts on several GPUs. */
+struct ft_cuda_blocks {
+    char *base; /* reserved addresses; NULL = none */
+    uint64_t bytes;
+    uint32_t count;
+};
+
+/* One GPU's parts of them: its bytes [begin, begin + bytes) of every block, back to back. */
+struct ft_cuda_parts {
+    char *memory;
+    uint64_t begin, bytes;
+};
+
+/* One GPU. What stands under "the chain" is used in the first lane only. */
 struct ft_lane_cuda {
     int gpu;
     struct ft_gpu_info info;
     cudaStream_t compute, copy;
+    /* the chain */
+    struct ft_lane_cuda *first, *next; /* first: this one, unless it has joined another */
     struct ft_memory memory;
+    struct ft_cuda_blocks blocks[FT_CUDA_SPREAD_COUNT];
+    void *reserved; /* their addresses */
+    uint64_t reserved_bytes;
+    uint64_t watchdog_ns;
+    bool broken; /* written by the driver in a step, by the session's thread between steps */
+    int broken_gpu;
+    char broken_by[160]; /* the first failure */
+    char notes[2048];
+
+    uint32_t layer_begin, layer_end;
+    cudaEvent_t handed; /* behind the copy of the residual to the next GPU */
+    bool peer;          /* ... which goes there directly */
+    struct ft_model
+        *angles; /* not the first GPU: for ft_cuda_embed, which has rotary angles to make and no embedding */
+    struct ft_cuda_parts parts[FT_CUDA_SPREAD_COUNT];
+    uint64_t device_bytes[FT_CUDA_BLOCKS_MAX];
     void *device_blocks[FT_CUDA_BLOCKS_MAX], *pinned_blocks[FT_CUDA_BLOCKS_MAX],
         *registered[FT_LAYERS_MAX + 1];
     uint32_t device_block_count, pinned_block_count, registered_count;
@@ -61,6 +93,7 @@ struct ft_lane_cuda {
     struct ft_weights weights; /* device pointers */
     struct ft_layer_weights *layers;
     struct ft_cuda c;
+    struct ft_cuda running; /* with the counts of the step at hand */
     struct ft_cuda_host_ends host;
     struct ft_cuda_inputs inputs;
     char *inputs_host, *inputs_device;
@@ -76,23 +109,37 @@ struct ft_lane_cuda {
     uint64_t capture_clock;
     bool map_dirty; /* slot_of on the device differs from the host's map */
     cudaEvent_t staged[2], grouped[2], last_group;
-    uint32_t staging_wave; /* of the layer at hand: which staging buffer */
-    uint32_t link_taken;
-    /* Prefill that uses nearly all experts streams whole layers through the staging pair, ahead of the router. */
-    bool streaming;
+    uint32_t staging_wave;   /* of the layer at hand: which staging buffer */
     uint32_t *staged_at;     /* [2, expert_count] place in the staging buffer, FT_NONE: resident */
+    uint64_t done_ns;        /* when the driver saw that its part of the step was done */
     int64_t clock_offset_ns; /* host clock - GPU clock, least seen */
     bool clock_known;
-    uint64_t watchdog_ns;
-    bool broken;         /* written by the driver in a step, by the session's thread between steps */
-    char broken_by[160]; /* the first failure */
     char note[256];
 };
+
+static inline bool ft_cuda_is_broken(const struct ft_lane_cuda *lane)
+{
+    return lane->first->broken;
+}
+static inline bool ft_cuda_is_chain(const struct ft_lane_cuda *lane)
+{
+    return lane->first->next != NULL;
+}
+/* Makes the lane's GPU the calling thread's. */
+static inline int ft_cuda_use(const struct ft_lane_cuda *lane)
+{
+    return (int)cudaSetDevice(lane->gpu);
+}
 
 #define FT_CUDA_TRY(lane, call, err, what) ft_cuda_check((lane), (int)(call), (err), (what))
 
 /* FT_OK for cudaSuccess; else FT_MEMORY (out of memory) or FT_SYSTEM, naming what failed and the CUDA error. */
 int ft_cuda_check(const struct ft_lane_cuda *lane, int error, struct ft_error *err, const char *what);
+/* lane_cuda_memory.c: a block's part on the lane's GPU; the block itself when there is one GPU. */
+void *ft_cuda_part_of(const struct ft_lane_cuda *lane, enum ft_cuda_spread which, void *block);
+extern const struct ft_memory ft_cuda_memory; /* without its context */
+/* lane_cuda_driver.c: the driver thread; context: the first lane. */
+void *ft_cuda_drive(void *context);
 /* The GPU cannot be used any more: the first cause is kept. error 0: `what` says all. */
 void ft_cuda_break(struct ft_lane_cuda *lane, int error, const char *what);
 /* Device or pinned memory that lives as long as the lane; zeroed. */
@@ -115,6 +162,8 @@ int ft_cuda_fill_inputs(struct ft_lane_cuda *lane, const struct ft_batch *batch,
 /* Queues the copy of the inputs, for a step of these counts. */
 int ft_cuda_copy_inputs(struct ft_lane_cuda *lane);
 /* Launches of one layer up to its router (included), and of the parts around the layers. c: counts of this step. */
+/* What the first kernels of a step make: the embedding and the rotary angles, on GPUs but the first those alone. */
+int ft_cuda_launch_begin(const struct ft_lane_cuda *lane, const struct ft_cuda *c);
 int ft_cuda_launch_front(const struct ft_cuda *c, uint32_t layer, uint32_t tokens, bool captured,
                          void *stream);
 int ft_cuda_launch_head(const struct ft_cuda *c, void *stream);

@@ -24,10 +24,30 @@ int ft_lane_cuda_open(struct ft_lane_cuda **out, uint32_t gpu, struct ft_error *
 }
 
 /* What follows is never reached: no lane was opened. */
-int ft_lane_cuda_arena(struct ft_lane_cuda *lane, struct ft_arena *arena, enum ft_tier tier, uint64_t bytes,
-                       struct ft_error *err)
+int ft_lane_cuda_join(struct ft_lane_cuda *lane, uint32_t gpu, struct ft_error *err)
 {
-    (void)lane, (void)arena, (void)tier, (void)bytes;
+    (void)lane, (void)gpu;
+    return ft_error_set(err, FT_INTERNAL, "there is no CUDA lane");
+}
+
+int ft_lane_cuda_arena(struct ft_lane_cuda *lane, uint32_t at, struct ft_arena *arena, enum ft_tier tier,
+                       uint64_t bytes, struct ft_error *err)
+{
+    (void)lane, (void)at, (void)arena, (void)tier, (void)bytes;
+    return ft_error_set(err, FT_INTERNAL, "there is no CUDA lane");
+}
+
+int ft_lane_cuda_reserve(struct ft_lane_cuda *lane, struct ft_arena *arena, uint64_t bytes,
+                         struct ft_error *err)
+{
+    (void)lane, (void)arena, (void)bytes;
+    return ft_error_set(err, FT_INTERNAL, "there is no CUDA lane");
+}
+
+int ft_lane_cuda_spread(struct ft_lane_cuda *lane, enum ft_cuda_spread which, void *base, uint64_t bytes,
+                        uint32_t count, const uint64_t *part_bytes, struct ft_error *err)
+{
+    (void)lane, (void)which, (void)base, (void)bytes, (void)count, (void)part_bytes;
     return ft_error_set(err, FT_INTERNAL, "there is no CUDA lane");
 }
 

@@ -68,7 +68,7 @@ static int make_inputs(struct ft_lane_cuda *lane, struct ft_error *err)
         status = ft_cuda_alloc(lane, FT_TIER_RAM, (uint64_t)FT_MAX(o->logit_rows_max, 1u) * 4,
                                "sampled tokens", (void **)&lane->c.step.sampled, err);
     lane->recent_max = lane->options.pages_max * lane->step->plan->page_tokens;
-    if (status == FT_OK)
+    if (status == FT_OK && !lane->next) /* who has the head samples */
         status = ft_cuda_alloc(lane, FT_TIER_DEVICE, (uint64_t)o->logit_rows_max * lane->recent_max * 4,
                                "recent tokens", (void **)&lane->recent_device, err);
     if (status == FT_OK)
@@ -179,7 +179,10 @@ static int make_exchange(struct ft_lane_cuda *lane, struct ft_error *err)
     e->host_x = ft_execute_at(x, x->space.x, 0, 0);
     e->host_y = ft_execute_at(x, x->space.expert_y, 0, 0);
     e->host_ple = ft_execute_at(x, x->space.ple_e, 0, 0);
-    e->slots = lane->step->slots.parts[0].memory;
+    /* Slots are numbered over all GPUs. */
+    const struct ft_slots *slots = &lane->step->slots;
+    const struct ft_slots_part *part = &slots->parts[ft_slots_part_of(slots, lane->layer_begin)];
+    e->slots = (const char *)((uintptr_t)part->memory - part->begin * slots->slot_bytes);
     e->slot_bytes = lane->step->slots.slot_bytes;
     return FT_OK;
 }
@@ -191,7 +194,7 @@ static int make_workspace(struct ft_lane_cuda *lane, struct ft_error *err)
     double *frequencies = NULL;
     uint32_t half = FT_MAX(m->rotary_dim / 2, 1u);
     ft_workspace_init(&c->space, m, lane->options.rows_max, lane->options.sequences_max,
-                      lane->options.logit_rows_max);
+                      lane->next ? 0 : lane->options.logit_rows_max);
     c->scratch_bytes = ft_workspace_gpu_bytes(
         m, lane->options.rows_max, (uint64_t)lane->options.pages_max * lane->step->plan->page_tokens);
     int status = ft_cuda_alloc(lane, FT_TIER_DEVICE, c->space.count * sizeof(float), "activations",
@@ -212,15 +215,29 @@ static int make_workspace(struct ft_lane_cuda *lane, struct ft_error *err)
     return status;
 }
 
+static int make_angles(struct ft_lane_cuda *lane, struct ft_error *err)
+{
+    if (lane->first == lane)
+        return FT_OK;
+    lane->angles = malloc(sizeof *lane->angles);
+    if (!lane->angles)
+        return ft_error_set(err, FT_MEMORY, "no memory for GPU %d's view of the model", lane->gpu);
+    *lane->angles = *lane->step->model;
+    lane->angles->hidden = 0; /* no embedding */
+    return FT_OK;
+}
+
 int ft_cuda_make_buffers(struct ft_lane_cuda *lane, struct ft_error *err)
 {
     struct ft_cuda *c = &lane->c;
     c->model = lane->step->model;
     c->weights = &lane->weights;
-    c->state = lane->step->x.state;
-    c->kv = lane->step->x.kv;
+    ft_state_layout_init_layers(&c->state, c->model, lane->layer_begin, lane->layer_end);
+    ft_kv_layout_init_layers(&c->kv, c->model, lane->layer_begin, lane->layer_end);
     c->multiprocessors = lane->info.multiprocessors;
-    int status = make_workspace(lane, err);
+    int status = make_angles(lane, err);
+    if (status == FT_OK)
+        status = make_workspace(lane, err);
     if (status == FT_OK)
         status = make_inputs(lane, err);
     if (status == FT_OK)
@@ -302,9 +319,10 @@ int ft_cuda_fill_inputs(struct ft_lane_cuda *lane, const struct ft_batch *batch,
         uint32_t pages = (sequence->position + sequence->row_count - 1) / lane->step->plan->page_tokens + 1;
         first[s] = sequence->first_row;
         count[s] = sequence->row_count;
-        state[s] = sequence->state;
+        state[s] = ft_cuda_part_of(lane, FT_CUDA_SPREAD_STATE, sequence->state);
         for (uint32_t p = 0; p < pages; p++)
-            page[(uint64_t)s * lane->options.pages_max + p] = sequence->pages[p];
+            page[(uint64_t)s * lane->options.pages_max + p] =
+                ft_cuda_part_of(lane, FT_CUDA_SPREAD_KV, sequence->pages[p]);
     }
     for (uint32_t r = 0; r < batch->rows; r++)
         lane->c.step.failed[r] = 0;
@@ -312,7 +330,7 @@ int ft_cuda_fill_inputs(struct ft_lane_cuda *lane, const struct ft_batch *batch,
         lane->c.step.sampled[l] = FT_NONE;
     if (lane->host.forced && !batch->prefill && batch->rows <= FT_CUDA_DECODE_ROWS)
         fill_forced(lane, batch);
-    return fill_sampling(lane, batch, (struct ft_cuda_sampling *)(base + in->sampling));
+    return lane->next ? 0 : fill_sampling(lane, batch, (struct ft_cuda_sampling *)(base + in->sampling));
 }
 
 int ft_cuda_copy_inputs(struct ft_lane_cuda *lane)
@@ -326,6 +344,15 @@ int ft_cuda_copy_inputs(struct ft_lane_cuda *lane)
 #define RUN(call)                                                                                            \
     if (!error)                                                                                              \
     error = (call)
+
+int ft_cuda_launch_begin(const struct ft_lane_cuda *lane, const struct ft_cuda *c)
+{
+    if (lane->first == lane)
+        return ft_cuda_embed(c, lane->compute);
+    struct ft_cuda angles = *c;
+    angles.model = lane->angles;
+    return ft_cuda_embed(&angles, lane->compute);
+}
 
 int ft_cuda_launch_front(const struct ft_cuda *c, uint32_t layer, uint32_t tokens, bool captured,
                          void *stream)
@@ -392,16 +419,21 @@ static int launch_back(const struct ft_lane_cuda *lane, const struct ft_cuda *c,
     return error;
 }
 
+/* What a GPU but the first waits for in the stream is behind its inputs, and what it hands on behind its layers. */
 static int launch_all(struct ft_lane_cuda *lane, const struct ft_cuda *c, uint32_t tokens)
 {
-    int error = ft_cuda_copy_inputs(lane);
-    RUN(ft_cuda_embed(c, lane->compute));
-    for (uint32_t i = 0; i < c->model->layer_count; i++) {
+    int error = 0;
+    if (lane->first == lane) {
+        RUN(ft_cuda_copy_inputs(lane));
+        RUN(ft_cuda_launch_begin(lane, c));
+    }
+    for (uint32_t i = lane->layer_begin; i < lane->layer_end; i++) {
         RUN(ft_cuda_launch_front(c, i, tokens, true, lane->compute));
         if (!c->model->layers[i].dense)
             RUN(launch_back(lane, c, i, lane->compute));
     }
-    RUN(ft_cuda_launch_head(c, lane->compute));
+    if (!lane->next)
+        RUN(ft_cuda_launch_head(c, lane->compute));
     return error;
 }
 #undef RUN

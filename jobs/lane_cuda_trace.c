@@ -3,7 +3,7 @@
  * GPU time stamps to trace records. Every kernel writes the GPU's clock when it begins; a part lasts until
  * the next part of the step begins. The offset between the clocks is the least of (host saw the end - GPU
  * stamped the end) over the steps so far: that difference is never negative, and smallest when the host
- * looked at once.
+ * looked at once. Every GPU has a clock of its own.
  */
 #include "jobs/lane_cuda_internal.h"
 
@@ -51,6 +51,9 @@ static void add(struct ft_lane_cuda *lane, uint64_t begin, uint64_t end, uint32_
     struct ft_trace_record *record = ft_step_record(step, ft_step_thread(step, FT_STEP_LINK), kind, from, to);
     if (!record)
         return;
+    if (lane->first != lane) /* a row of its own */
+        record->thread =
+            (uint16_t)(step->thread_count + ft_slots_part_of(&step->slots, lane->layer_begin) - 1);
     record->op = (uint8_t)op;
     record->lane = FT_LANE_DEVICE;
     record->layer = (uint16_t)layer;
@@ -74,25 +77,28 @@ void ft_cuda_record_stamps(struct ft_lane_cuda *lane, uint64_t done_ns)
     uint64_t at = begin;
     uint32_t at_layer = FT_GRAPH_NO_LAYER;
     struct part part = {FT_OP_EMBED, FT_RECORD_JOB, FT_WAIT_NONE};
-    for (uint32_t layer = 0; layer < m->layer_count; layer++)
+    bool idle = lane->first != lane; /* until the GPU before it hands over */
+    for (uint32_t layer = lane->layer_begin; layer < lane->layer_end; layer++)
         for (uint32_t s = 0; s < FT_CUDA_STAMP_LAYER_COUNT; s++) {
             uint64_t next = stamps[layer * FT_CUDA_STAMP_LAYER_COUNT + s];
             if (next < at || next > end)
                 continue;
-            add(lane, at, next, at_layer, part.op, part.kind, part.cause);
+            if (!idle)
+                add(lane, at, next, at_layer, part.op, part.kind, part.cause);
+            idle = false;
             at = next;
             at_layer = layer;
             part = layer_parts[s];
             part.op = op_of(m, layer, s);
         }
     uint64_t head = last[FT_CUDA_STAMP_HEAD], sample = last[FT_CUDA_STAMP_SAMPLE];
-    if (head >= at && head <= end) {
+    if (!lane->next && head >= at && head <= end) {
         add(lane, at, head, at_layer, part.op, part.kind, part.cause);
         at = head;
         at_layer = FT_GRAPH_NO_LAYER;
         part = (struct part){FT_OP_HEAD, FT_RECORD_JOB, FT_WAIT_NONE};
     }
-    if (sample >= at && sample <= end) {
+    if (!lane->next && sample >= at && sample <= end) {
         add(lane, at, sample, at_layer, part.op, part.kind, part.cause);
         at = sample;
         part = (struct part){FT_OP_SAMPLE, FT_RECORD_JOB, FT_WAIT_NONE};

@@ -110,18 +110,26 @@ static void put_all(struct upload *u, struct ft_weights *w, struct ft_layer_weig
 {
     const struct ft_model *m = u->lane->step->model;
     const struct ft_weights *from = u->lane->options.weights;
+    const struct ft_lane_cuda *lane = u->lane;
     bool tied = from->head.data == from->embed.data;
-    *w = *from;
-    w->layers = layers;
-    if (!u->lane->embed_mapped)
-        put_matrix(u, &w->embed);
-    if (tied)
-        w->head = w->embed;
-    else
-        put_matrix(u, &w->head);
-    put_vector(u, &w->final_norm, m->hidden);
-    put_mix(u, &w->top_mix, m);
-    for (uint32_t i = 0; i < m->layer_count; i++) {
+    *w = (struct ft_weights){.layers = layers};
+    if (lane->first == lane) {
+        w->embed = from->embed;
+        if (!lane->embed_mapped)
+            put_matrix(u, &w->embed);
+    }
+    if (!lane->next) {
+        w->head = from->head;
+        w->final_norm = from->final_norm;
+        w->top_mix = from->top_mix;
+        if (tied && lane->first == lane)
+            w->head = w->embed;
+        else
+            put_matrix(u, &w->head);
+        put_vector(u, &w->final_norm, m->hidden);
+        put_mix(u, &w->top_mix, m);
+    }
+    for (uint32_t i = lane->layer_begin; i < lane->layer_end; i++) {
         struct ft_layer_weights *l = &layers[i];
         *l = from->layers[i];
         put_vector(u, &l->attention_norm, m->hidden);
@@ -139,13 +147,14 @@ static void put_all(struct upload *u, struct ft_weights *w, struct ft_layer_weig
     }
 }
 
-/* The embedding is read a row at a time: unless the head needs it too, the GPU reads it where it lies. */
+/* The embedding is read a row at a time: unless the head of the same GPU needs it too, the GPU reads it where it
+ * lies. */
 static void map_embedding(struct ft_lane_cuda *lane)
 {
     const struct ft_weights *w = lane->options.weights;
     const struct ft_matrix *m = &w->embed;
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), data = 0, scale = 0;
-    if (w->head.data == m->data ||
+    if (lane->first != lane || (w->head.data == m->data && !lane->next) ||
         !ft_matrix_bytes(m->format, m->out, m->in, m->block_out, m->block_in, &data, &scale) || scale)
         return;
     uintptr_t begin = (uintptr_t)m->data / page * page;

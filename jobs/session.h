@@ -43,7 +43,7 @@ struct ft_session_options {
     double link_bytes_per_s;    /* 0 = as fast as memory */
     uint64_t link_delay_ns_max; /* random delay per fetch, 0 = none */
     uint64_t seed;              /* of the random delays */
-    uint32_t gpu;               /* which GPU, as the CUDA runtime counts them */
+    uint32_t gpu;               /* which GPU, as the CUDA runtime counts them; several: the plan names them */
     enum ft_handshake handshake;
     /* Called between steps with the records of the step just done; NULL = none. */
     void (*trace)(void *context, const struct ft_trace_step *step);

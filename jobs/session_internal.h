@@ -48,8 +48,8 @@ struct ft_session {
     struct ft_weights weights; /* the top; a lane left behind must not look for it on a stack that is gone */
     struct ft_kernels kernels;
     struct ft_arena arena;
-    struct ft_arena pinned, device; /* with a GPU; owned by `cuda` */
-    struct ft_lane_cuda *cuda;      /* NULL without a GPU */
+    struct ft_arena pinned, device[FT_GPUS_MAX], spread; /* with a GPU; owned by `cuda` */
+    struct ft_lane_cuda *cuda;                           /* NULL without a GPU */
     struct ft_step step;
     struct ft_kv kv;
     struct ft_snapshots snapshots;
@@ -68,7 +68,7 @@ struct ft_session {
     _Atomic bool interrupted;
     bool broken;
     struct ft_error broken_error;
-    char note[512];
+    char note[2048];
 };
 
 /* The graph for a batch, built and cached on first use of its shape. */

@@ -89,10 +89,16 @@ int ft_session_graph(struct ft_session *session, const struct ft_batch *batch, c
 
 /* ---- pools ---- */
 
-/* Where a pool's memory comes from; one and the same arena unless there is a GPU. */
+/* Where a pool's memory comes from; one and the same arena unless there is a GPU. Several GPUs: slots and staging
+ * buffers from each, and KV pages and states from addresses that stand for their parts. */
 struct ft_pools {
-    struct ft_arena *host, *pinned /* both sides address it */, *device;
+    struct ft_arena *host, *pinned /* both sides address it */, *device[FT_GPUS_MAX], *spread;
 };
+
+static uint32_t gpu_count_of(const struct ft_plan *plan)
+{
+    return FT_MAX(plan->gpu_count, 1u);
+}
 
 static const struct ft_memory *memory_of(const struct ft_session *session)
 {
@@ -195,10 +201,26 @@ static int push_step(struct ft_session *session, struct ft_pools *pools, struct 
     session->record_max = (uint64_t)trace_records * threads;
     if (status == FT_OK && session->options.trace)
         status = FT_ARENA_PUSH(arena, session->record_max, &session->records, err);
-    for (uint32_t i = 0; status == FT_OK && i < 2 && session->plan.device != FT_DEVICE_NONE; i++)
-        status = ft_arena_push(pools->device, session->plan.staging_experts, stride,
-                               (void **)&step->staging[0][i], err);
+    uint32_t buffers = session->plan.device != FT_DEVICE_NONE ? 2 * gpu_count_of(&session->plan) : 0;
+    for (uint32_t i = 0; status == FT_OK && i < buffers; i++)
+        status = ft_arena_push(pools->device[i / 2], session->plan.staging_experts, stride,
+                               (void **)&step->staging[i / 2][i % 2], err);
     return status;
+}
+
+static int push_slots(struct ft_session *session, struct ft_pools *pools, struct ft_error *err)
+{
+    const struct ft_model *model = session->options.model;
+    const struct ft_plan *plan = &session->plan;
+    struct ft_slots_part parts[FT_GPUS_MAX] = {
+        {.layer_end = model->layer_count, .end = plan->device == FT_DEVICE_NONE ? 0 : plan->slot_count}};
+    for (uint32_t i = 0; plan->gpu_count > 1 && i < plan->gpu_count; i++)
+        parts[i] = (struct ft_slots_part){.layer_end = plan->gpus[i].layer_end,
+                                          .begin = plan->gpus[i].slot_begin,
+                                          .end = plan->gpus[i].slot_end};
+    return ft_slots_init_parts(&session->step.slots, pools->host, pools->device, parts, gpu_count_of(plan),
+                               session->step.staging_stride, model->layer_count,
+                               FT_MAX(model->expert_count, 1u), err);
 }
 
 static int push_batch(struct ft_session *session, struct ft_arena *arena, struct ft_error *err)
@@ -224,19 +246,16 @@ static int push_all(struct ft_session *session, struct ft_pools *pools, struct f
     const struct ft_plan *plan = &session->plan;
     struct ft_step *step = &session->step;
     uint64_t state_count = step->x.state.count;
-    uint32_t moe_experts = FT_MAX(model->expert_count, 1u);
     int status = push_execute(session, pools, err);
     if (status == FT_OK)
         status = push_step(session, pools, err);
     if (status == FT_OK)
         status = push_batch(session, arena, err);
     if (status == FT_OK)
-        status = ft_slots_init(&step->slots, arena, pools->device,
-                               plan->device == FT_DEVICE_NONE ? 0 : plan->slot_count, step->staging_stride,
-                               model->layer_count, moe_experts, err);
+        status = push_slots(session, pools, err);
     if (status == FT_OK)
         status =
-            ft_kv_init(&session->kv, arena, pools->device, memory_of(session), model, plan->page_count, err);
+            ft_kv_init(&session->kv, arena, pools->spread, memory_of(session), model, plan->page_count, err);
     if (status == FT_OK)
         status = ft_snapshots_init(&session->snapshots, arena, plan->snapshot_bytes, state_count,
                                    plan->page_count * plan->page_tokens, plan->page_tokens, err);
@@ -244,7 +263,7 @@ static int push_all(struct ft_session *session, struct ft_pools *pools, struct f
         status = FT_ARENA_PUSH(arena, plan->sequences_max, &session->sequences, err);
     for (uint32_t i = 0; status == FT_OK && i < plan->sequences_max; i++) {
         float *state;
-        status = FT_ARENA_PUSH(pools->device, state_count, &state, err);
+        status = FT_ARENA_PUSH(pools->spread, state_count, &state, err);
         if (status == FT_OK && !ft_arena_is_counting(arena))
             session->sequences[i].state = state;
     }
@@ -415,27 +434,82 @@ static int check_options(const struct ft_session_options *o, struct ft_error *er
     return status == FT_OK ? ft_plan_check(o->plan, o->model, err) : status;
 }
 
-/* One arena for all pools, or three with a GPU: counted, then filled. */
+/* Several GPUs: where the parts of KV pages and states lie. */
+static int spread_pools(struct ft_session *session, struct ft_error *err)
+{
+    const struct ft_model *model = session->options.model;
+    const struct ft_plan *plan = &session->plan;
+    uint64_t kv_bytes[FT_GPUS_MAX], state_bytes[FT_GPUS_MAX];
+    for (uint32_t i = 0; i < plan->gpu_count; i++) {
+        struct ft_state_layout state;
+        struct ft_kv_layout kv;
+        ft_state_layout_init_layers(&state, model, plan->gpus[i].layer_begin, plan->gpus[i].layer_end);
+        ft_kv_layout_init_layers(&kv, model, plan->gpus[i].layer_begin, plan->gpus[i].layer_end);
+        state_bytes[i] = state.count * sizeof(float);
+        kv_bytes[i] = kv.count * sizeof(float);
+    }
+    int status =
+        ft_lane_cuda_spread(session->cuda, FT_CUDA_SPREAD_KV, session->kv.memory,
+                            session->kv.layout.count * sizeof(float), plan->page_count, kv_bytes, err);
+    /* one after the other: a state's size is a multiple of what arenas align to */
+    return status != FT_OK
+               ? status
+               : ft_lane_cuda_spread(session->cuda, FT_CUDA_SPREAD_STATE, session->sequences[0].state,
+                                     session->step.x.state.count * sizeof(float), plan->sequences_max,
+                                     state_bytes, err);
+}
+
+static int take_gpu_arenas(struct ft_session *session, const struct ft_pools *counted, struct ft_error *err)
+{
+    bool spread = session->plan.gpu_count > 1;
+    int status =
+        ft_lane_cuda_arena(session->cuda, 0, &session->pinned, FT_TIER_RAM, counted->pinned->used, err);
+    for (uint32_t i = 0; status == FT_OK && i < gpu_count_of(&session->plan); i++)
+        status = ft_lane_cuda_arena(session->cuda, i, &session->device[i], FT_TIER_DEVICE,
+                                    counted->device[i]->used, err);
+    return status == FT_OK && spread
+               ? ft_lane_cuda_reserve(session->cuda, &session->spread, counted->spread->used, err)
+               : status;
+}
+
+/* One arena for all pools, or some with a GPU: counted, then filled. */
 static int make_pools(struct ft_session *session, struct ft_error *err)
 {
-    bool gpu = session->cuda != NULL;
-    struct ft_arena host, pinned, device;
+    bool gpu = session->cuda != NULL, spread = session->plan.gpu_count > 1;
+    struct ft_arena host, pinned, devices[FT_GPUS_MAX], addresses;
     ft_arena_count(&host, "session");
     ft_arena_count(&pinned, "pinned");
-    ft_arena_count(&device, "device");
-    struct ft_pools counting = {&host, gpu ? &pinned : &host, gpu ? &device : &host};
+    ft_arena_count(&addresses, "spread");
+    struct ft_pools counting = {.host = &host, .pinned = gpu ? &pinned : &host},
+                    pools = {.host = &session->arena, .pinned = gpu ? &session->pinned : &session->arena};
+    for (uint32_t i = 0; i < gpu_count_of(&session->plan); i++) {
+        ft_arena_count(&devices[i], "device");
+        counting.device[i] = gpu ? &devices[i] : &host;
+        pools.device[i] = gpu ? &session->device[i] : &session->arena;
+    }
+    counting.spread = spread ? &addresses : counting.device[0];
+    pools.spread = spread ? &session->spread : pools.device[0];
     int status = push_all(session, &counting, err);
     if (status == FT_OK)
         status = ft_arena_init(&session->arena, "session", host.used, err);
     if (status == FT_OK && gpu)
-        status = ft_lane_cuda_arena(session->cuda, &session->pinned, FT_TIER_RAM, pinned.used, err);
-    if (status == FT_OK && gpu)
-        status = ft_lane_cuda_arena(session->cuda, &session->device, FT_TIER_DEVICE, device.used, err);
-    struct ft_pools pools = {&session->arena, gpu ? &session->pinned : &session->arena,
-                             gpu ? &session->device : &session->arena};
+        status = take_gpu_arenas(session, &counting, err);
     if (status == FT_OK)
         status = push_all(session, &pools, err);
+    if (status == FT_OK && spread)
+        status = spread_pools(session, err);
     session->step.slots.is_device = gpu;
+    return status;
+}
+
+static int open_gpus(struct ft_session *session, struct ft_error *err)
+{
+    const struct ft_plan *plan = &session->plan;
+    if (plan->gpu_count <= 1)
+        return ft_lane_cuda_open(&session->cuda, session->options.gpu, err);
+    int status = ft_lane_cuda_open(&session->cuda, plan->gpus[0].id, err);
+    for (uint32_t i = 1; status == FT_OK && i < plan->gpu_count; i++)
+        status = ft_lane_cuda_join(session->cuda, plan->gpus[i].id, err);
     return status;
 }
 
@@ -445,7 +519,7 @@ static int open_parts(struct ft_session *session, struct ft_error *err)
     session->rows_max = ft_plan_rows_max(o->plan);
     int status = ft_kernels_init(&session->kernels, o->isa, err);
     if (status == FT_OK && o->plan->device == FT_DEVICE_CUDA)
-        status = ft_lane_cuda_open(&session->cuda, o->gpu, err);
+        status = open_gpus(session, err);
     if (status != FT_OK)
         return status;
     session->step.cuda = session->cuda;
@@ -538,10 +612,16 @@ void ft_session_trace_header(const struct ft_session *session, struct ft_trace_h
     header->workers = plan->workers;
     header->slot_count = session->step.slots.count;
     header->expert_bytes = session->step.staging_stride;
-    header->thread_count = FT_MIN(session->step.thread_count, FT_TRACE_THREADS_MAX);
+    /* Several GPUs: a row for what each of them says, the first one's where one alone has its. */
+    uint32_t threads = session->step.thread_count, gpus = plan->gpu_count,
+             link = ft_step_thread(&session->step, FT_STEP_LINK);
+    header->thread_count = FT_MIN(threads + (gpus > 1 ? gpus - 1 : 0), FT_TRACE_THREADS_MAX);
     for (uint32_t i = 0; i < header->thread_count; i++) {
         if (i < plan->workers)
             snprintf(header->thread_names[i], sizeof header->thread_names[i], "cpu %u", i);
+        else if (gpus > 1 && (i == link || i >= threads))
+            snprintf(header->thread_names[i], sizeof header->thread_names[i], "gpu %u",
+                     plan->gpus[i == link ? 0 : i - threads + 1].id);
         else
             snprintf(header->thread_names[i], sizeof header->thread_names[i], "%s", names[i - plan->workers]);
     }

@@ -52,12 +52,14 @@ static inline uint32_t ft_shared_max(void)
 
 static inline bool ft_can_launch_next(void)
 {
-    static int major = -1; /* of the GPU first asked; every thread finds the same */
+    static signed char majors[64]; /* of each GPU, once asked; every thread finds the same */
     int device = 0, found = 0;
-    if (major < 0 && cudaGetDevice(&device) == cudaSuccess &&
+    if (cudaGetDevice(&device) != cudaSuccess || device >= 64)
+        return false;
+    if (!majors[device] &&
         cudaDeviceGetAttribute(&found, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess)
-        major = found;
-    return major >= 9;
+        majors[device] = (signed char)found;
+    return majors[device] >= 9;
 }
 /*
  * Every kernel that may begin early also asks for the same split of a multiprocessor's memory, in percent of what can be

@@ -8,8 +8,11 @@
 #include <condition_variable>
 #include <deque>
 #include <map>
+#include <csignal>
+#include <cstdio>
 #include <mutex>
 #include <string>
+#include <sys/mman.h>
 #include <thread>
 #include <unistd.h>
 #include <vector>
@@ -17,16 +20,19 @@
 using operation = std::function<void()>;
 
 struct fake_event {
+    int device = 0;
     std::mutex mutex;
     std::condition_variable changed;
     uint64_t recorded = 0, reached = 0;
 };
 
 struct fake_graph {
+    int device = 0;
     std::vector<operation> nodes;
 };
 
 struct fake_graph_exec {
+    int device = 0;
     std::vector<operation> nodes;
 };
 
@@ -35,11 +41,30 @@ struct fake_stream {
     std::condition_variable changed;
     std::deque<operation> queue;
     bool busy = false, stop = false;
+    int device = 0;
     fake_graph *capture = nullptr;
     std::thread thread;
 };
 
 namespace {
+
+// Device memory of one of several devices: `base` is what device pointers are, `alias` the same pages for copies.
+struct pages {
+    char *base = nullptr, *alias = nullptr;
+    size_t bytes = 0;
+};
+
+struct device {
+    std::atomic<cudaError_t> sticky{cudaSuccess};
+    size_t used_bytes = 0;
+    pages memory;
+    bool peers[FAKE_GPUS_MAX] = {};
+};
+
+struct allocation {
+    size_t bytes;
+    int device;
+};
 
 struct world {
     std::mutex mutex;
@@ -48,16 +73,18 @@ struct world {
     std::string fail_name;
     uint32_t fail_nth = 0;
     cudaError_t fail_error = cudaSuccess;
-    std::atomic<cudaError_t> sticky{cudaSuccess};
+    device devices[FAKE_GPUS_MAX];
     std::string stall_name;
     uint32_t stall_nth = 0;
     uint64_t stall_ns = 0;
-    std::map<void *, size_t> device, pinned, registered;
-    size_t device_bytes = 0, pinned_bytes = 0, streams = 0, events = 0, graphs = 0;
+    std::map<void *, allocation> memory;
+    std::map<void *, size_t> pinned, registered;
+    size_t pinned_bytes = 0, streams = 0, events = 0, graphs = 0;
     uint64_t random = 1;
 };
 world w;
 thread_local cudaError_t last_error = cudaSuccess;
+thread_local int current = 0;
 
 cudaError_t note(cudaError_t error)
 {
@@ -66,14 +93,146 @@ cudaError_t note(cudaError_t error)
     return error;
 }
 
-// Counts the call; the injected error when its turn has come, or the sticky one.
-cudaError_t enter(const char *name)
+bool is_many()
+{
+    return w.options.device_count > 1;
+}
+
+std::string on_device(const std::string &name, int device)
+{
+    return name + "@" + std::to_string(device);
+}
+
+// Whether the call or operation was to fail, and its turn has come. Under the lock.
+bool has_turn(const std::string &name, int device)
+{
+    return w.fail_nth && (w.fail_name == name || w.fail_name == on_device(name, device)) && --w.fail_nth == 0;
+}
+
+// Counts the call; the injected error when its turn has come, or the sticky one of the device.
+cudaError_t enter(const char *name, int device)
 {
     std::lock_guard<std::mutex> lock(w.mutex);
     w.calls[name]++;
-    if (w.fail_nth && w.fail_name == name && --w.fail_nth == 0)
+    w.calls[on_device(name, device)]++;
+    if (has_turn(name, device))
         return note(w.fail_error);
-    return note(w.sticky.load());
+    return note(w.devices[device].sticky.load());
+}
+
+cudaError_t enter(const char *name)
+{
+    return enter(name, current);
+}
+
+int device_of(cudaStream_t stream)
+{
+    return stream ? stream->device : current;
+}
+
+// ---- memory of several devices ----
+
+// The device that has all of [at, at + bytes); -1: none has any of it; -2: some of it only. Under the lock.
+int owner(const void *at, size_t bytes)
+{
+    const char *begin = (const char *)at, *end = begin + bytes;
+    auto it = w.memory.upper_bound((void *)(end - (bytes != 0)));
+    if (it == w.memory.begin())
+        return -1;
+    --it;
+    const char *first = (const char *)it->first, *last = first + it->second.bytes;
+    if (last <= begin)
+        return -1;
+    return begin >= first && end <= last ? it->second.device : -2;
+}
+
+// What a copy writes or reads instead of a device's address.
+char *alias_of(const void *at)
+{
+    for (device &d : w.devices)
+        if (d.memory.base && (char *)at >= d.memory.base && (char *)at < d.memory.base + d.memory.bytes)
+            return d.memory.alias + ((char *)at - d.memory.base);
+    return (char *)at;
+}
+
+void say_fault(int, siginfo_t *info, void *)
+{
+    static const char text[] = "fake CUDA: memory of a device was touched by the host, or by another device's kernel\n";
+    for (device &d : w.devices)
+        if (d.memory.base && (char *)info->si_addr >= d.memory.base && (char *)info->si_addr < d.memory.base + d.memory.bytes &&
+            write(2, text, sizeof text - 1) < 0)
+            _exit(1);
+    signal(SIGSEGV, SIG_DFL); // again, with nobody to catch it
+}
+
+// Under the lock.
+bool make_pages(pages *p, size_t bytes)
+{
+    bytes = (bytes + 4095) / 4096 * 4096;
+    if (p->base && p->bytes == bytes)
+        return true;
+    if (p->base) {
+        munmap(p->base, p->bytes);
+        munmap(p->alias, p->bytes);
+    }
+    p->base = p->alias = nullptr;
+    int file = memfd_create("fake GPU", 0);
+    if (file < 0 || ftruncate(file, (off_t)bytes))
+        return false;
+    void *base = mmap(nullptr, bytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE, file, 0);
+    void *alias = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
+    close(file);
+    if (base == MAP_FAILED || alias == MAP_FAILED)
+        return false;
+    *p = {(char *)base, (char *)alias, bytes};
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    struct sigaction action = {};
+    action.sa_sigaction = say_fault;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGSEGV, &action, nullptr);
+#endif
+    return true;
+}
+
+// The first gap that is large enough. Under the lock.
+void *place(int device, size_t bytes)
+{
+    pages &p = w.devices[device].memory;
+    if (!make_pages(&p, w.options.memory_of[device] ? w.options.memory_of[device] : w.options.memory_bytes))
+        return nullptr;
+    char *at = p.base;
+    for (auto it = w.memory.lower_bound(p.base); it != w.memory.end() && (char *)it->first < p.base + p.bytes; ++it) {
+        if ((char *)it->first >= at + bytes)
+            break;
+        at = (char *)it->first + (it->second.bytes + 255) / 256 * 256;
+    }
+    return at + bytes <= p.base + p.bytes ? at : nullptr;
+}
+
+// Kernels of one device at a time, which alone can reach its memory.
+struct gate {
+    std::mutex mutex;
+    std::condition_variable changed;
+    int running = 0, device = -1;
+} gate;
+
+void enter_gate(int device)
+{
+    std::unique_lock<std::mutex> lock(gate.mutex);
+    gate.changed.wait(lock, [&] { return !gate.running || gate.device == device; });
+    pages &p = w.devices[device].memory;
+    if (!gate.running++ && p.base)
+        mprotect(p.base, p.bytes, PROT_READ | PROT_WRITE);
+    gate.device = device;
+}
+
+void leave_gate(int device)
+{
+    std::lock_guard<std::mutex> lock(gate.mutex);
+    pages &p = w.devices[device].memory;
+    if (--gate.running == 0 && p.base)
+        mprotect(p.base, p.bytes, PROT_NONE);
+    gate.changed.notify_all();
 }
 
 uint64_t random_below(uint64_t bound)
@@ -94,19 +253,20 @@ void nap(uint64_t ns_max)
 }
 
 // Something of that kind begins on a stream: counts it, stalls, fails. False: it does not run.
-bool begin_on_stream(const char *name, uint64_t delay_ns_max)
+bool begin_on_stream(const char *name, uint64_t delay_ns_max, int device)
 {
     uint64_t stall = 0;
     {
         std::lock_guard<std::mutex> lock(w.mutex);
         w.calls[name]++;
-        if (w.fail_nth && w.fail_name == name && --w.fail_nth == 0)
-            w.sticky = w.fail_error;
-        if (w.fail_nth && w.fail_name == std::string("lost ") + name && --w.fail_nth == 0)
+        w.calls[on_device(name, device)]++;
+        if (has_turn(name, device))
+            w.devices[device].sticky = w.fail_error;
+        if (has_turn(std::string("lost ") + name, device))
             return false;
-        if (w.stall_nth && w.stall_name == name && --w.stall_nth == 0)
+        if (w.stall_nth && (w.stall_name == name || w.stall_name == on_device(name, device)) && --w.stall_nth == 0)
             stall = w.stall_ns;
-        if (w.sticky.load())
+        if (w.devices[device].sticky.load())
             return false; // nothing runs on a GPU that is lost
     }
     struct timespec t = {(time_t)(stall / 1000000000u), (long)(stall % 1000000000u)};
@@ -162,6 +322,8 @@ void drain(fake_stream *s)
 extern "C" cudaError_t fake_write_value_32(cudaStream_t stream, uintptr_t address, uint32_t value, unsigned)
 {
     cudaError_t error = enter("cuStreamWriteValue32");
+    if (!error && device_of(stream) != current)
+        error = cudaErrorInvalidResourceHandle;
     return error ? error : push(stream, [=] { ft_store_release_system((uint32_t *)address, value); });
 }
 
@@ -175,7 +337,11 @@ void fake_cuda_init(const fake_cuda_options *options)
     w.options = *options;
     w.calls.clear();
     w.fail_nth = w.stall_nth = 0;
-    w.sticky = cudaSuccess;
+    for (device &d : w.devices) {
+        d.sticky = cudaSuccess;
+        memset(d.peers, 0, sizeof d.peers);
+    }
+    current = 0;
     w.random = options->seed * 2 + 1;
     last_error = cudaSuccess;
 }
@@ -205,7 +371,10 @@ uint32_t fake_cuda_calls(const char *name)
 void fake_cuda_live(struct fake_cuda_live *live)
 {
     std::lock_guard<std::mutex> lock(w.mutex);
-    *live = {w.device_bytes, w.pinned_bytes, w.registered.size(), w.streams, w.events, w.graphs};
+    size_t device_bytes = 0;
+    for (device &d : w.devices)
+        device_bytes += d.used_bytes;
+    *live = {device_bytes, w.pinned_bytes, w.registered.size(), w.streams, w.events, w.graphs};
 }
 
 // ---- kernels ----
@@ -213,11 +382,19 @@ void fake_cuda_live(struct fake_cuda_live *live)
 int ft_emulated_launch(void *stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> body)
 {
     cudaError_t error = enter("cudaLaunchKernel");
+    int device = device_of((fake_stream *)stream);
+    if (!error && device != current)
+        error = note(cudaErrorInvalidResourceHandle);
     if (error)
         return error;
     return push((fake_stream *)stream, [=] {
-        if (begin_on_stream("kernel", w.options.kernel_delay_ns_max))
-            ft_emulated_run(grid, block, shared_bytes, body);
+        if (!begin_on_stream("kernel", w.options.kernel_delay_ns_max, device))
+            return;
+        if (is_many())
+            enter_gate(device);
+        ft_emulated_run(grid, block, shared_bytes, body);
+        if (is_many())
+            leave_gate(device);
     });
 }
 
@@ -247,8 +424,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device)
         return note(cudaErrorInvalidDevice);
     *properties = {};
     snprintf(properties->name, sizeof properties->name, "fake GPU");
-    properties->totalGlobalMem = w.options.memory_bytes;
-    properties->major = w.options.major;
+    properties->totalGlobalMem = w.options.memory_of[device] ? w.options.memory_of[device] : w.options.memory_bytes;
+    properties->major = w.options.major_of[device] ? w.options.major_of[device] : w.options.major;
     properties->minor = w.options.minor;
     properties->multiProcessorCount = 4;
     return cudaSuccess;
@@ -256,8 +433,34 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device)
 
 cudaError_t cudaSetDevice(int device)
 {
-    cudaError_t error = enter("cudaSetDevice");
-    return error ? error : device < w.options.device_count ? cudaSuccess : note(cudaErrorInvalidDevice);
+    if (device < 0 || device >= w.options.device_count)
+        return note(cudaErrorInvalidDevice);
+    cudaError_t error = enter("cudaSetDevice", device);
+    if (!error)
+        current = device;
+    return error;
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
+{
+    cudaError_t error = enter("cudaDeviceCanAccessPeer");
+    *can = device != peer && !w.options.no_peers;
+    return error;
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned)
+{
+    cudaError_t error = enter("cudaDeviceEnablePeerAccess");
+    if (error)
+        return error;
+    std::lock_guard<std::mutex> lock(w.mutex);
+    if (w.options.no_peers || peer == current)
+        return note(cudaErrorPeerAccessUnsupported);
+    bool *enabled = &w.devices[current].peers[peer];
+    if (*enabled)
+        return note(cudaErrorPeerAccessAlreadyEnabled);
+    *enabled = true;
+    return cudaSuccess;
 }
 
 cudaError_t cudaDeviceSynchronize(void)
@@ -269,8 +472,8 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 {
     cudaError_t error = enter("cudaMemGetInfo");
     std::lock_guard<std::mutex> lock(w.mutex);
-    *total_bytes = w.options.memory_bytes;
-    *free_bytes = w.options.memory_bytes - w.device_bytes;
+    *total_bytes = w.options.memory_of[current] ? w.options.memory_of[current] : w.options.memory_bytes;
+    *free_bytes = *total_bytes - w.devices[current].used_bytes;
     return error;
 }
 
@@ -291,13 +494,15 @@ cudaError_t cudaGetLastError(void)
     cudaError_t error = last_error;
     last_error = cudaSuccess;
     std::lock_guard<std::mutex> lock(w.mutex);
-    return w.sticky.load() ? w.sticky.load() : error;
+    cudaError_t sticky = w.devices[current].sticky.load();
+    return sticky ? sticky : error;
 }
 
 cudaError_t cudaPeekAtLastError(void)
 {
     std::lock_guard<std::mutex> lock(w.mutex);
-    return w.sticky.load() ? w.sticky.load() : last_error;
+    cudaError_t sticky = w.devices[current].sticky.load();
+    return sticky ? sticky : last_error;
 }
 
 cudaError_t cudaMalloc(void **out, size_t bytes)
@@ -307,11 +512,18 @@ cudaError_t cudaMalloc(void **out, size_t bytes)
     if (error)
         return error;
     std::lock_guard<std::mutex> lock(w.mutex);
-    if (w.device_bytes + bytes > w.options.memory_bytes || posix_memalign(out, 256, bytes ? bytes : 1))
+    size_t limit = w.options.memory_of[current] ? w.options.memory_of[current] : w.options.memory_bytes;
+    if (w.devices[current].used_bytes + bytes > limit)
         return note(cudaErrorMemoryAllocation);
-    memset(*out, 0xff, bytes); // NaN: nobody may read what nobody wrote
-    w.device[*out] = bytes;
-    w.device_bytes += bytes;
+    if (is_many())
+        *out = place(current, bytes);
+    else if (posix_memalign(out, 256, bytes ? bytes : 1))
+        *out = nullptr;
+    if (!*out)
+        return note(cudaErrorMemoryAllocation);
+    memset(alias_of(*out), 0xff, bytes); // NaN: nobody may read what nobody wrote
+    w.memory[*out] = {bytes, current};
+    w.devices[current].used_bytes += bytes;
     return cudaSuccess;
 }
 
@@ -320,19 +532,26 @@ cudaError_t cudaFree(void *memory)
     std::lock_guard<std::mutex> lock(w.mutex);
     if (!memory)
         return cudaSuccess;
-    auto it = w.device.find(memory);
-    if (it == w.device.end())
+    auto it = w.memory.find(memory);
+    if (it == w.memory.end())
         return note(cudaErrorInvalidValue);
-    w.device_bytes -= it->second;
-    w.device.erase(it);
-    free(memory);
+    w.devices[it->second.device].used_bytes -= it->second.bytes;
+    char *alias = alias_of(memory);
+    size_t bytes = it->second.bytes;
+    w.memory.erase(it);
+    if (alias == memory)
+        free(memory);
+    else
+        memset(alias, 0xff, bytes);
     return cudaSuccess;
 }
 
-cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned)
+cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags)
 {
     cudaError_t error = enter("cudaHostAlloc");
     *out = nullptr;
+    if (!error && is_many() && !(flags & cudaHostAllocPortable))
+        error = note(cudaErrorInvalidValue); // of one device only
     if (error)
         return error;
     std::lock_guard<std::mutex> lock(w.mutex);
@@ -358,9 +577,11 @@ cudaError_t cudaFreeHost(void *memory)
     return cudaSuccess;
 }
 
-cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned)
+cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags)
 {
     cudaError_t error = enter("cudaHostRegister");
+    if (!error && is_many() && !(flags & cudaHostRegisterPortable))
+        error = note(cudaErrorInvalidValue);
     if (error)
         return error;
     std::lock_guard<std::mutex> lock(w.mutex);
@@ -385,40 +606,63 @@ cudaError_t cudaHostUnregister(void *memory)
     return cudaSuccess;
 }
 
+// Memory that an operation of `device` may not touch: another device's, or only part of an allocation.
+bool is_foreign(const void *memory, size_t bytes, int device)
+{
+    std::lock_guard<std::mutex> lock(w.mutex);
+    int found = bytes ? owner(memory, bytes) : -1;
+    return found == -2 || (found >= 0 && found != device);
+}
+
 cudaError_t cudaMemset(void *memory, int value, size_t bytes)
 {
     cudaError_t error = enter("cudaMemset");
+    if (!error && is_foreign(memory, bytes, current))
+        error = note(cudaErrorInvalidValue);
     if (!error)
-        memset(memory, value, bytes);
+        memset(alias_of(memory), value, bytes);
     return error;
 }
 
 cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t stream)
 {
-    cudaError_t error = enter("cudaMemsetAsync");
+    int device = device_of(stream);
+    cudaError_t error = enter("cudaMemsetAsync", device);
+    if (!error && is_foreign(memory, bytes, device))
+        error = note(cudaErrorInvalidValue);
     return error ? error : push(stream, [=] {
-        if (!w.sticky.load())
-            memset(memory, value, bytes);
+        if (!w.devices[device].sticky.load())
+            memset(alias_of(memory), value, bytes);
     });
 }
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind)
 {
     cudaError_t error = enter("cudaMemcpy");
+    if (!error && (is_foreign(to, bytes, current) || is_foreign(from, bytes, current)))
+        error = note(cudaErrorInvalidValue);
     if (!error)
-        memcpy(to, from, bytes);
+        memcpy(alias_of(to), alias_of(from), bytes);
     return error;
 }
 
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t stream)
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream)
 {
-    cudaError_t error = enter("cudaMemcpyAsync");
+    int device = device_of(stream);
+    cudaError_t error = enter("cudaMemcpyAsync", device);
+    if (!error && (is_foreign(to, bytes, device) || is_foreign(from, bytes, device)))
+        error = note(cudaErrorInvalidValue);
     if (error)
         return error;
     bool pageable = true, captured = false;
     {
         std::lock_guard<std::mutex> lock(w.mutex);
-        for (auto *regions : {&w.device, &w.pinned, &w.registered}) {
+        int into = owner(to, bytes), out_of = owner(from, bytes);
+        if ((kind == cudaMemcpyHostToDevice && (into < 0 || out_of >= 0)) ||
+            (kind == cudaMemcpyDeviceToHost && (into >= 0 || out_of < 0)))
+            return note(cudaErrorInvalidValue);
+        pageable = out_of < 0;
+        for (auto *regions : {&w.pinned, &w.registered}) {
             auto it = regions->upper_bound((void *)((const char *)from + bytes - 1));
             if (it == regions->begin())
                 continue;
@@ -436,13 +680,26 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
     if (pageable && stream && !captured) { // staged before the call returns, as the runtime does
         std::vector<char> copy((const char *)from, (const char *)from + bytes);
         return push(stream, [=] {
-            if (begin_on_stream("copy", w.options.copy_delay_ns_max))
-                memcpy(to, copy.data(), bytes);
+            if (begin_on_stream("copy", w.options.copy_delay_ns_max, device))
+                memcpy(alias_of(to), copy.data(), bytes);
         });
     }
     return push(stream, [=] {
-        if (begin_on_stream("copy", w.options.copy_delay_ns_max))
-            memcpy(to, from, bytes);
+        if (begin_on_stream("copy", w.options.copy_delay_ns_max, device))
+            memcpy(alias_of(to), alias_of(from), bytes);
+    });
+}
+
+cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t bytes, cudaStream_t stream)
+{
+    int device = device_of(stream);
+    cudaError_t error = enter("cudaMemcpyPeerAsync", device);
+    if (!error && ((device != to_device && device != from_device) || is_foreign(to, bytes, to_device) ||
+                   is_foreign(from, bytes, from_device)))
+        error = note(cudaErrorInvalidValue);
+    return error ? error : push(stream, [=] {
+        if (begin_on_stream("peer copy", w.options.copy_delay_ns_max, device))
+            memcpy(alias_of(to), alias_of(from), bytes);
     });
 }
 
@@ -453,6 +710,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned)
     if (error)
         return error;
     fake_stream *s = new fake_stream;
+    s->device = current;
     s->thread = std::thread(run_stream, s);
     std::lock_guard<std::mutex> lock(w.mutex);
     w.streams++;
@@ -482,12 +740,12 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
     drain(stream);
-    return enter("cudaStreamSynchronize");
+    return enter("cudaStreamSynchronize", device_of(stream));
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t s)
 {
-    cudaError_t error = enter("cudaStreamQuery");
+    cudaError_t error = enter("cudaStreamQuery", device_of(s));
     if (error)
         return error;
     std::lock_guard<std::mutex> lock(s->mutex);
@@ -501,6 +759,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned)
     if (error)
         return error;
     *out = new fake_event;
+    (*out)->device = current;
     std::lock_guard<std::mutex> lock(w.mutex);
     w.events++;
     return cudaSuccess;
@@ -516,7 +775,9 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
-    cudaError_t error = enter("cudaEventRecord");
+    cudaError_t error = enter("cudaEventRecord", device_of(stream));
+    if (!error && event->device != device_of(stream))
+        error = note(cudaErrorInvalidResourceHandle);
     if (error)
         return error;
     uint64_t mine;
@@ -533,7 +794,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
 {
-    cudaError_t error = enter("cudaStreamWaitEvent");
+    cudaError_t error = enter("cudaStreamWaitEvent", device_of(stream));
     if (error)
         return error;
     uint64_t until;
@@ -565,11 +826,12 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode)
 {
-    cudaError_t error = enter("cudaStreamBeginCapture");
+    cudaError_t error = enter("cudaStreamBeginCapture", device_of(s));
     if (error)
         return error;
     std::lock_guard<std::mutex> lock(s->mutex);
     s->capture = new fake_graph;
+    s->capture->device = s->device;
     std::lock_guard<std::mutex> world_lock(w.mutex);
     w.graphs++;
     return cudaSuccess;
@@ -597,7 +859,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsign
     *out = nullptr;
     if (error)
         return error;
-    *out = new fake_graph_exec{graph->nodes};
+    *out = new fake_graph_exec{graph->device, graph->nodes};
     std::lock_guard<std::mutex> lock(w.mutex);
     w.graphs++;
     return cudaSuccess;
@@ -610,7 +872,9 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t)
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
 {
-    cudaError_t error = enter("cudaGraphLaunch");
+    cudaError_t error = enter("cudaGraphLaunch", device_of(stream));
+    if (!error && exec->device != device_of(stream))
+        error = note(cudaErrorInvalidResourceHandle);
     if (error)
         return error;
     for (const operation &node : exec->nodes)

@@ -27,6 +27,7 @@ struct fixture_config {
     uint32_t fp8_uses; /* dense matrices to quantise, enum ft_dense_use */
     bool all_logits, deterministic, ram_tables;
     enum ft_handshake handshake; /* of a GPU */
+    uint32_t gpus;               /* 0, 1, .. that many; 0 = GPU 0 */
 };
 
 static int fixture_open(struct ft_engine *engine, const char *dir, const struct fixture_config *config,
@@ -55,6 +56,9 @@ static int fixture_open(struct ft_engine *engine, const char *dir, const struct 
     options.trace = config->trace;
     options.replay = config->replay;
     options.handshake = config->handshake;
+    options.gpus.count = config->gpus;
+    for (uint32_t i = 0; i < config->gpus; i++)
+        options.gpus.items[i] = i;
     options.fp8_uses = config->fp8_uses;
     options.quiet = true;
     options.pin = false;

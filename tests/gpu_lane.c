@@ -27,10 +27,11 @@ static const char *const fixtures[] = {"qwen3_moe-bf16",     "qwen3_moe-nvfp4-co
                                        "gpt_oss-mxfp4",       "qwen3_moe-dense-layers",
                                        "qwen3_moe-bf16-sharded-tied", "qwen3_moe-mixed-formats"};
 
-static void begin(void)
+static void begin_gpus(int count)
 {
+    (void)count;
 #ifdef FT_FAKE_CUDA
-    struct fake_cuda_options options = {.device_count = 1,
+    struct fake_cuda_options options = {.device_count = count,
                                         .driver_version = 13000,
                                         .major = 9,
                                         .memory_bytes = 2ull << 30,
@@ -38,6 +39,11 @@ static void begin(void)
                                         .seed = 1};
     fake_cuda_init(&options);
 #endif
+}
+
+static void begin(void)
+{
+    begin_gpus(1);
 }
 
 struct reference {
@@ -91,8 +97,8 @@ static void check_fixture(const char *name, const struct fixture_config *config)
     struct ft_error err;
     struct ft_engine engine;
     snprintf(dir, sizeof dir, "%s/fixtures/%s", FT_DATA_DIR, name);
-    snprintf(what, sizeof what, "%s, strategy %d, handshake %d, chunk %u", name, (int)config->strategy, (int)config->handshake,
-             config->chunk);
+    snprintf(what, sizeof what, "%s, strategy %d, handshake %d, chunk %u, %u GPUs", name, (int)config->strategy,
+             (int)config->handshake, config->chunk, config->gpus);
     REQUIRE(reference_open(&ref, dir));
     int status = fixture_open(&engine, dir, config, &err);
     if (status != FT_OK)
@@ -184,6 +190,43 @@ static void every_strategy_and_handshake_gives_the_same_text(void)
             }
 }
 
+/* How many GPUs there are to split a model over. */
+static uint32_t gpus_here(void)
+{
+#ifdef FT_FAKE_CUDA
+    return 3;
+#else
+    struct ft_gpu_info info;
+    struct ft_error err;
+    return ft_lane_cuda_find(0, &info, &err) == FT_OK ? info.count : 0;
+#endif
+}
+
+/* Layers split over GPUs: every fixture on two, every strategy and handshake on two or three. */
+static void several_gpus_give_the_same_text(void)
+{
+    uint32_t here = gpus_here(), turn = 0;
+    if (here < 2) {
+        fprintf(stderr, "skipped: %u GPU, two are needed\n", here);
+        return;
+    }
+    for (size_t i = 0; i < sizeof fixtures / sizeof *fixtures; i++) {
+        begin_gpus(2);
+        struct fixture_config config = config_of(FT_STRATEGY_HYBRID, FT_HANDSHAKE_AUTO, 16);
+        config.gpus = 2;
+        check_fixture(fixtures[i], &config);
+    }
+    static const char *const some[] = {"qwen4_exp-nvfp4-modelopt", "gpt_oss-mxfp4"};
+    for (size_t f = 0; f < STRATEGY_FIXTURES; f++)
+        for (int s = FT_STRATEGY_AUTO; s < FT_STRATEGY_COUNT; s++)
+            for (int h = FT_HANDSHAKE_MEMOP; h < FT_HANDSHAKE_COUNT; h++) {
+                struct fixture_config config = config_of((enum ft_strategy)s, (enum ft_handshake)h, h == FT_HANDSHAKE_LAUNCH ? 7 : 64);
+                config.gpus = 2 + (here > 2 ? turn++ % 2 : 0);
+                begin_gpus((int)config.gpus);
+                check_fixture(some[f], &config);
+            }
+}
+
 static void the_demo_model_answers_alone_and_batched(void)
 {
     struct prompts p;
@@ -259,4 +302,4 @@ static bool can_run(void)
 }
 
 TEST_MAIN(CHECK(can_run()); RUN(every_fixture_agrees_with_its_reference) RUN(every_strategy_and_handshake_gives_the_same_text)
-              RUN(the_demo_model_answers_alone_and_batched) RUN_FAKE)
+              RUN(several_gpus_give_the_same_text) RUN(the_demo_model_answers_alone_and_batched) RUN_FAKE)

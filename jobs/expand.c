@@ -105,7 +105,7 @@ static void decide(struct ft_step *step, uint32_t layer, struct ft_layer_out *ou
                              .format = layout->format};
     *out = (struct ft_layer_out){
         .place = a->place, .reason = a->reason, .victim = a->victim, .predicted_ns = a->predicted_ns};
-    ft_prefetch_offer(step, out);
+    ft_prefetch_offer(step, layer, out);
     ft_slots_view(&step->slots, layer, &in.slots);
     step->policy->decide_layer(step->policy_state, &in, out);
     step->repairs += ft_policy_check_answer(&in, out);

@@ -58,7 +58,7 @@ int ft_lane_cuda_find(uint32_t gpu, struct ft_gpu_info *info, struct ft_error *e
             error == cudaSuccess ? "CUDA_VISIBLE_DEVICES may hide it" : cudaGetErrorString(error));
     info->count = (uint32_t)count;
     if (gpu >= info->count)
-        return ft_error_set(err, FT_USAGE, "--gpu %u: there are %u GPUs, numbered from 0", gpu, info->count);
+        return ft_error_set(err, FT_USAGE, "--gpus %u: there are %u GPUs, numbered from 0", gpu, info->count);
     properties = malloc(sizeof *properties);
     if (!properties)
         return ft_error_set(err, FT_MEMORY, "no memory to look at GPU %u", gpu);

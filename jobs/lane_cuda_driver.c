@@ -230,11 +230,11 @@ static uint32_t add_moves(struct ft_cuda_move *moves, uint32_t at, const struct 
 }
 
 /* Behind the layer's own copies and its flag: nobody waits for these before a later layer's flag. */
-static void copy_ahead(struct drive *d)
+static void copy_ahead(struct drive *d, uint32_t layer)
 {
     struct ft_lane_cuda *lane = d->lane;
     struct ft_step *step = d->step;
-    for (struct ft_prefetch *e; (e = ft_prefetch_next(step));) {
+    for (struct ft_prefetch *e; (e = ft_prefetch_next(step, layer));) {
         const struct ft_layer_weights *w = &lane->options.weights->layers[e->layer];
         const char *from = w->experts + (uint64_t)w->expert_layout.stride * e->expert;
         e->start_ns = ft_clock_ns(&step->clock);
@@ -242,7 +242,7 @@ static void copy_ahead(struct drive *d)
             (void)try_(d, copy_in(lane, ft_slots_memory(&step->slots, e->slot), from, w->expert_layout.bytes),
                        "copying an expert to the GPU ahead");
         e->end_ns = ft_clock_ns(&step->clock);
-        ft_prefetch_queued(step, d->thread);
+        ft_prefetch_queued(step, layer, d->thread);
     }
 }
 
@@ -259,7 +259,7 @@ static void fetch_captured(struct drive *d, uint32_t layer)
             (struct ft_cuda_move){f->layer, step->x.active.expert[f->active], f->slot, f->victim};
     }
     struct ft_prefetch_move more[FT_PREFETCH_MAX];
-    uint32_t moved = add_moves(moves, count, more, ft_prefetch_victims(step, more));
+    uint32_t moved = add_moves(moves, count, more, ft_prefetch_victims(step, layer, more));
     if (count)
         moved = add_moves(moves, moved, more, ft_prefetch_arrive(step, layer, more));
     lane->host.move_count[layer] = moved;
@@ -276,7 +276,7 @@ static void fetch_captured(struct drive *d, uint32_t layer)
     if (count && !is_broken(d))
         (void)try_(d, ft_cuda_raise_behind_copies(lane, flag, d->epoch),
                    "raising the flag behind the copies");
-    copy_ahead(d);
+    copy_ahead(d, layer);
 }
 
 /* ---- prefill: whole layers, ahead of the router ---- */

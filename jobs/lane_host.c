@@ -127,7 +127,7 @@ static void *link_main(void *context)
                 continue;
             uint32_t ticket = ft_park_prepare(&step->link.park);
             if (atomic_load_explicit(&step->link_published, memory_order_acquire) != taken ||
-                ft_prefetch_is_waiting(&step->prefetches) ||
+                ft_prefetch_is_waiting(&step->prefetches[0]) ||
                 atomic_load_explicit(&step->stop, memory_order_acquire))
                 ft_park_cancel(&step->link.park);
             else

@@ -8,6 +8,12 @@ static struct ft_prefetch *entry(struct ft_prefetches *p, uint32_t at)
     return &p->ring[at % FT_PREFETCH_MAX];
 }
 
+/* The ring of the GPU that has the layer. */
+static struct ft_prefetches *ring_of(struct ft_step *step, uint32_t layer)
+{
+    return &step->prefetches[ft_slots_part_of(&step->slots, layer)];
+}
+
 static bool is_filling(const struct ft_slots *slots, const struct ft_prefetch *e)
 {
     /* acquire: pairs with the release of the link; the slot's bytes and the entry's times are written */
@@ -35,7 +41,7 @@ static void record(struct ft_step *step, uint32_t thread, const struct ft_prefet
 
 void ft_prefetch_settle(struct ft_step *step, uint32_t thread)
 {
-    struct ft_prefetches *p = &step->prefetches;
+    struct ft_prefetches *p = &step->prefetches[0];
     if (step->cuda) /* see ft_prefetch_arrive */
         return;
     uint32_t published = atomic_load_explicit(&p->published, memory_order_relaxed);
@@ -51,25 +57,35 @@ void ft_prefetch_settle(struct ft_step *step, uint32_t thread)
 }
 
 /* A GPU hears of prefetches in layers that miss something, and only in captured steps. */
-static bool is_offered(const struct ft_step *step)
+/* What is copied for a layer becomes resident in another one of the same GPU. */
+static bool has_others(const struct ft_step *step, uint32_t layer)
+{
+    const struct ft_slots *slots = &step->slots;
+    uint32_t part = ft_slots_part_of(slots, layer), count = 0;
+    for (uint32_t i = 0; i < step->model->layer_count && slots->part_count > 1 && count < 2; i++)
+        count += !step->model->layers[i].dense && ft_slots_part_of(slots, i) == part;
+    return slots->part_count <= 1 || count == 2;
+}
+
+static bool is_offered(const struct ft_step *step, uint32_t layer)
 {
     const struct ft_active *a = &step->x.active;
     bool offered = step->slots.count && !step->x.batch->prefill && (!step->cuda || step->single_wave),
          missing = false;
     for (uint32_t i = 0; i < a->count && offered && step->cuda; i++)
         missing |= a->slot[i] == FT_NONE;
-    return offered && (missing || !step->cuda);
+    return offered && (!step->cuda || (missing && has_others(step, layer)));
 }
 
-void ft_prefetch_offer(struct ft_step *step, struct ft_layer_out *out)
+void ft_prefetch_offer(struct ft_step *step, uint32_t layer, struct ft_layer_out *out)
 {
-    struct ft_prefetches *p = &step->prefetches;
+    struct ft_prefetches *p = ring_of(step, layer);
     uint32_t published = atomic_load_explicit(&p->published, memory_order_relaxed);
     out->prefetch_layer = p->layer;
     out->prefetch_expert = p->expert;
     out->prefetch_victim = p->victim;
     out->prefetch_count = 0;
-    out->prefetch_max = is_offered(step) ? FT_PREFETCH_MAX - (published - p->settled) : 0;
+    out->prefetch_max = is_offered(step, layer) ? FT_PREFETCH_MAX - (published - p->settled) : 0;
 }
 
 /* GPU: on its way already. */
@@ -98,7 +114,7 @@ static void take(struct ft_step *step, struct ft_prefetch *e)
 
 void ft_prefetch_publish(struct ft_step *step, uint32_t layer_now, const struct ft_layer_out *out)
 {
-    struct ft_prefetches *p = &step->prefetches;
+    struct ft_prefetches *p = ring_of(step, layer_now);
     struct ft_slots *slots = &step->slots;
     uint32_t published = atomic_load_explicit(&p->published, memory_order_relaxed), before = published;
     const struct ft_slots_part *own = &slots->parts[ft_slots_part_of(slots, layer_now)];
@@ -130,9 +146,9 @@ void ft_prefetch_publish(struct ft_step *step, uint32_t layer_now, const struct 
 
 /* ---- a GPU: all by the driver, but for drop ---- */
 
-uint32_t ft_prefetch_victims(struct ft_step *step, struct ft_prefetch_move *moves)
+uint32_t ft_prefetch_victims(struct ft_step *step, uint32_t layer, struct ft_prefetch_move *moves)
 {
-    struct ft_prefetches *p = &step->prefetches;
+    struct ft_prefetches *p = ring_of(step, layer);
     uint32_t count = 0, experts = step->slots.expert_count,
              published = atomic_load_explicit(&p->published, memory_order_relaxed);
     for (uint32_t i = atomic_load_explicit(&p->passed, memory_order_relaxed); i != published; i++) {
@@ -145,13 +161,10 @@ uint32_t ft_prefetch_victims(struct ft_step *step, struct ft_prefetch_move *move
 
 uint32_t ft_prefetch_arrive(struct ft_step *step, uint32_t layer, struct ft_prefetch_move *moves)
 {
-    struct ft_prefetches *p = &step->prefetches;
+    struct ft_prefetches *p = ring_of(step, layer);
     struct ft_slots *slots = &step->slots;
     uint32_t count = 0, passed = atomic_load_explicit(&p->passed, memory_order_relaxed);
-    uint32_t part = ft_slots_part_of(slots, layer);
-    for (; p->settled != passed && entry(p, p->settled)->layer != layer &&
-           ft_slots_part_of(slots, entry(p, p->settled)->layer) == part;
-         p->settled++) {
+    for (; p->settled != passed && entry(p, p->settled)->layer != layer; p->settled++) {
         const struct ft_prefetch *e = entry(p, p->settled);
         if (ft_slots_find(slots, e->layer, e->expert) == FT_NONE) {
             ft_slots_take(slots, e->slot, e->layer, e->expert, e->step, false);
@@ -166,16 +179,16 @@ uint32_t ft_prefetch_arrive(struct ft_step *step, uint32_t layer, struct ft_pref
     return count;
 }
 
-struct ft_prefetch *ft_prefetch_next(struct ft_step *step)
+struct ft_prefetch *ft_prefetch_next(struct ft_step *step, uint32_t layer)
 {
-    struct ft_prefetches *p = &step->prefetches;
+    struct ft_prefetches *p = ring_of(step, layer);
     uint32_t passed = atomic_load_explicit(&p->passed, memory_order_relaxed);
     return passed == atomic_load_explicit(&p->published, memory_order_relaxed) ? NULL : entry(p, passed);
 }
 
-void ft_prefetch_queued(struct ft_step *step, uint32_t thread)
+void ft_prefetch_queued(struct ft_step *step, uint32_t layer, uint32_t thread)
 {
-    struct ft_prefetches *p = &step->prefetches;
+    struct ft_prefetches *p = ring_of(step, layer);
     uint32_t passed = atomic_load_explicit(&p->passed, memory_order_relaxed);
     record(step, thread, entry(p, passed));
     atomic_store_explicit(&p->passed, passed + 1, memory_order_relaxed);
@@ -183,21 +196,23 @@ void ft_prefetch_queued(struct ft_step *step, uint32_t thread)
 
 void ft_prefetch_drop(struct ft_step *step)
 {
-    struct ft_prefetches *p = &step->prefetches;
-    uint32_t published = atomic_load_explicit(&p->published, memory_order_relaxed);
-    for (; p->settled != published; p->settled++) {
-        step->slots.busy[entry(p, p->settled)->slot] = 0;
-        p->dropped++;
+    for (uint32_t i = 0; i < step->slots.part_count; i++) {
+        struct ft_prefetches *p = &step->prefetches[i];
+        uint32_t published = atomic_load_explicit(&p->published, memory_order_relaxed);
+        for (; p->settled != published; p->settled++) {
+            step->slots.busy[entry(p, p->settled)->slot] = 0;
+            p->dropped++;
+        }
+        atomic_store_explicit(&p->passed, published, memory_order_relaxed);
     }
-    atomic_store_explicit(&p->passed, published, memory_order_relaxed);
 }
 
 bool ft_prefetch_use(struct ft_step *step, uint32_t slot)
 {
     struct ft_slots *slots = &step->slots;
     bool filling = atomic_load_explicit(&slots->filling[slot], memory_order_acquire) != 0;
-    step->prefetches.used += slots->prefetched[slot];
-    step->prefetches.waited += slots->prefetched[slot] && filling;
+    step->prefetches[0].used += slots->prefetched[slot];
+    step->prefetches[0].waited += slots->prefetched[slot] && filling;
     slots->prefetched[slot] = 0;
     return filling;
 }
@@ -205,7 +220,7 @@ bool ft_prefetch_use(struct ft_step *step, uint32_t slot)
 bool ft_prefetch_run(struct ft_step *step,
                      void (*copy)(struct ft_step *step, uint32_t layer, uint32_t expert, char *destination))
 {
-    struct ft_prefetches *p = &step->prefetches;
+    struct ft_prefetches *p = &step->prefetches[0];
     uint32_t passed = atomic_load_explicit(&p->passed, memory_order_relaxed);
     if (atomic_load_explicit(&p->published, memory_order_acquire) == passed)
         return false;

@@ -25,6 +25,9 @@
  *             which are read behind it, may name the new holders. Only then is the expert resident, for the
  *             host, too; until then its slot is busy and holds nothing.
  *
+ * Several GPUs have a ring each, since each has a map and a copy stream of its own: layer k is one of the same
+ * GPU.
+ *
  * A step that fails drops what is on its way: the slots are free, and whatever is copied into them next goes
  * through the same stream.
  */
@@ -60,7 +63,7 @@ struct ft_step;
 struct ft_layer_out;
 
 /* Before the policy is asked: what was copied is settled, and the answer gets room (none in prefill). */
-void ft_prefetch_offer(struct ft_step *step, struct ft_layer_out *out);
+void ft_prefetch_offer(struct ft_step *step, uint32_t layer, struct ft_layer_out *out);
 /* After the own fetches of layer_now: takes slots and publishes what the policy asked for and still makes sense.
  * With several GPUs only layers of the same one do: the others do not hear of moves in this layer. */
 void ft_prefetch_publish(struct ft_step *step, uint32_t layer_now, const struct ft_layer_out *out);
@@ -74,14 +77,13 @@ struct ft_prefetch_move {
     uint32_t layer, expert, slot;
 };
 /* GPU, driver: the victims of what was published for this layer; [FT_PREFETCH_MAX]. Returns how many. */
-uint32_t ft_prefetch_victims(struct ft_step *step, struct ft_prefetch_move *moves);
+uint32_t ft_prefetch_victims(struct ft_step *step, uint32_t layer, struct ft_prefetch_move *moves);
 /* GPU, driver, in a layer whose flag stands behind the copies of earlier layers: makes those resident. What
- * belongs to this very layer waits for the next one: its lists are made. So does what another GPU copies, and
- * what was asked for after it. [FT_PREFETCH_MAX]; returns how many. */
+ * belongs to this very layer waits for the next one: its lists are made. [FT_PREFETCH_MAX]; returns how many. */
 uint32_t ft_prefetch_arrive(struct ft_step *step, uint32_t layer, struct ft_prefetch_move *moves);
 /* GPU, driver: the next copy to queue, NULL = none; queued: start_ns and end_ns are set, `thread` records it. */
-struct ft_prefetch *ft_prefetch_next(struct ft_step *step);
-void ft_prefetch_queued(struct ft_step *step, uint32_t thread);
+struct ft_prefetch *ft_prefetch_next(struct ft_step *step, uint32_t layer);
+void ft_prefetch_queued(struct ft_step *step, uint32_t layer, uint32_t thread);
 /* GPU, session's thread, after a failed step: nothing is on its way any more. */
 void ft_prefetch_drop(struct ft_step *step);
 /* Link lane. */

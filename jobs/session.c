@@ -430,10 +430,15 @@ void ft_session_stats(const struct ft_session *session, struct ft_session_stats 
     *stats = session->stats;
     stats->snapshots_taken = session->snapshots.taken;
     stats->snapshots_used = session->snapshots.used;
-    stats->prefetches = session->step.prefetches.issued;
-    stats->prefetches_used = session->step.prefetches.used;
-    stats->prefetches_waited = session->step.prefetches.waited;
-    stats->prefetches_wasted = session->step.slots.prefetches_wasted + session->step.prefetches.dropped;
+    stats->prefetches = stats->prefetches_used = stats->prefetches_waited = 0;
+    stats->prefetches_wasted = session->step.slots.prefetches_wasted;
+    for (uint32_t i = 0; i < session->step.slots.part_count; i++) {
+        const struct ft_prefetches *p = &session->step.prefetches[i];
+        stats->prefetches += p->issued;
+        stats->prefetches_used += p->used;
+        stats->prefetches_waited += p->waited;
+        stats->prefetches_wasted += p->dropped;
+    }
     if (session->options.policy->departures)
         stats->departures = session->options.policy->departures(session->step.policy_state);
     for (uint32_t i = 0; i < session->step.workers; i++) {

@@ -117,7 +117,7 @@ TEST(machines_without_a_gpu_that_works_are_refused_with_the_way_out)
          0,
          2,
          FT_USAGE,
-         "--gpu 2: there are 2 GPUs"},
+         "--gpus 2: there are 2 GPUs"},
         {{.device_count = 1, .driver_version = 13000, .major = 9},
          "cudaGetDeviceProperties",
          999,

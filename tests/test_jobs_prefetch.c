@@ -290,7 +290,7 @@ TEST(a_slot_that_fills_is_kept_through_a_failed_step_and_a_fetch_may_overtake)
     CHECK_OK(ft_arena_init(&arena, "slots", arena.used, &err), &err);
     CHECK_OK(ft_slots_init(&step->slots, &arena, &arena, 3, 64, 3, 4, &err), &err);
     struct ft_slots *slots = &step->slots;
-    ft_prefetch_offer(step, &out);
+    ft_prefetch_offer(step, 0, &out);
     CHECK_EQ(out.prefetch_max, FT_PREFETCH_MAX);
     for (uint32_t i = 0; i < 2; i++) {
         out.prefetch_layer[i] = 1 + i;
@@ -325,14 +325,14 @@ TEST(a_slot_that_fills_is_kept_through_a_failed_step_and_a_fetch_may_overtake)
     CHECK_EQ(copied, 1);
     CHECK(!ft_prefetch_run(step, note_copy));
     ft_prefetch_settle(step, 0);
-    ft_prefetch_offer(step, &out);
+    ft_prefetch_offer(step, 0, &out);
     CHECK_EQ(out.prefetch_max, FT_PREFETCH_MAX);
-    CHECK_EQ(step->prefetches.issued, 3);
-    CHECK_EQ(step->prefetches.used, 1);
-    CHECK_EQ(step->prefetches.waited, 1);
+    CHECK_EQ(step->prefetches[0].issued, 3);
+    CHECK_EQ(step->prefetches[0].used, 1);
+    CHECK_EQ(step->prefetches[0].waited, 1);
     /* Full: no room until the link moves. */
     for (uint32_t i = 0; i < 2 * FT_PREFETCH_MAX; i++) {
-        ft_prefetch_offer(step, &out);
+        ft_prefetch_offer(step, 0, &out);
         if (!out.prefetch_max)
             break;
         atomic_store(&slots->filling[2], 0);
@@ -344,12 +344,12 @@ TEST(a_slot_that_fills_is_kept_through_a_failed_step_and_a_fetch_may_overtake)
         ft_prefetch_publish(step, 0, &out);
     }
     CHECK_EQ(out.prefetch_max, 0);
-    CHECK_EQ(step->prefetches.issued, 3 + FT_PREFETCH_MAX);
+    CHECK_EQ(step->prefetches[0].issued, 3 + FT_PREFETCH_MAX);
     batch.prefill = true;
     while (ft_prefetch_run(step, note_copy))
         continue;
     ft_prefetch_settle(step, 0);
-    ft_prefetch_offer(step, &out);
+    ft_prefetch_offer(step, 0, &out);
     CHECK_EQ(out.prefetch_max, 0); /* prefill leaves the slots alone */
     CHECK_EQ(slots->prefetches_wasted, FT_PREFETCH_MAX - 1);
     ft_arena_fini(&arena);
@@ -389,15 +389,15 @@ TEST(what_a_gpu_gets_ahead_is_resident_behind_a_later_layers_flag_only)
     CHECK_OK(ft_arena_init(&arena, "slots", arena.used, &err), &err);
     CHECK_OK(ft_slots_init(&step->slots, &arena, &arena, 3, 64, 3, 4, &err), &err);
     struct ft_slots *slots = &step->slots;
-    struct ft_prefetches *p = &step->prefetches;
-    ft_prefetch_offer(step, &out);
+    struct ft_prefetches *p = &step->prefetches[0];
+    ft_prefetch_offer(step, 0, &out);
     CHECK_EQ(out.prefetch_max, 0); /* not a captured step */
     step->single_wave = true;
     active_slot[0] = 0;
-    ft_prefetch_offer(step, &out);
+    ft_prefetch_offer(step, 0, &out);
     CHECK_EQ(out.prefetch_max, 0); /* all resident: the GPU reads no moves */
     active_slot[0] = FT_NONE;
-    ft_prefetch_offer(step, &out);
+    ft_prefetch_offer(step, 0, &out);
     CHECK_EQ(out.prefetch_max, FT_PREFETCH_MAX);
     ft_slots_take(slots, 0, 2, 1, 4, false); /* the victim: expert 1 of layer 2 */
     slots->busy[0] = 0;
@@ -413,15 +413,15 @@ TEST(what_a_gpu_gets_ahead_is_resident_behind_a_later_layers_flag_only)
              FT_NONE); /* the victim is gone at once, the other is not there yet */
     CHECK_EQ(ft_slots_find(slots, 1, 3), FT_NONE);
     CHECK_EQ(slots->busy[0], 1);
-    CHECK_EQ(ft_prefetch_victims(step, moves), 1);
+    CHECK_EQ(ft_prefetch_victims(step, 0, moves), 1);
     CHECK(moves[0].layer == 2 && moves[0].expert == 1 && moves[0].slot == FT_NONE);
     CHECK_EQ(ft_prefetch_arrive(step, 2, moves), 0); /* not queued yet */
-    struct ft_prefetch *e = ft_prefetch_next(step);
+    struct ft_prefetch *e = ft_prefetch_next(step, 0);
     REQUIRE(e != NULL);
     CHECK(e->slot == 0 && e->layer == 1 && e->expert == 3);
-    ft_prefetch_queued(step, 0);
-    CHECK(ft_prefetch_next(step) == NULL);
-    CHECK_EQ(ft_prefetch_victims(step, moves), 0); /* told once */
+    ft_prefetch_queued(step, 0, 0);
+    CHECK(ft_prefetch_next(step, 0) == NULL);
+    CHECK_EQ(ft_prefetch_victims(step, 0, moves), 0); /* told once */
     ft_prefetch_settle(step, 0);
     CHECK_EQ(slots->busy[0], 1);
     step->step_number = 6;
@@ -443,7 +443,7 @@ TEST(what_a_gpu_gets_ahead_is_resident_behind_a_later_layers_flag_only)
     out.prefetch_victim[1] = 1;
     out.prefetch_count = 2;
     ft_prefetch_publish(step, 0, &out);
-    ft_prefetch_queued(step, 0);
+    ft_prefetch_queued(step, 0, 0);
     ft_slots_take(slots, 2, 0, 2, 6, false);
     CHECK_EQ(ft_prefetch_arrive(step, 1, moves), 0);
     CHECK_EQ(slots->busy[0], 0);
@@ -453,8 +453,8 @@ TEST(what_a_gpu_gets_ahead_is_resident_behind_a_later_layers_flag_only)
     ft_prefetch_drop(step);
     CHECK_EQ(slots->busy[1], 0);
     CHECK_EQ(p->dropped, 2);
-    CHECK(ft_prefetch_next(step) == NULL);
-    ft_prefetch_offer(step, &out);
+    CHECK(ft_prefetch_next(step, 0) == NULL);
+    ft_prefetch_offer(step, 0, &out);
     CHECK_EQ(out.prefetch_max, FT_PREFETCH_MAX);
     ft_arena_fini(&arena);
     free(step);

@@ -777,38 +777,54 @@ static void count_step(const struct drive *d, struct ft_lane_cuda *lane)
         c->exchange.forced_ids = NULL; /* given routing is for decode steps */
 }
 
+/* A capture takes long and allocates: all of them are there before the first GPU has work that waits for others. */
+static bool find_captures(struct drive *d)
+{
+    struct ft_cuda_capture *capture = NULL;
+    struct ft_error err;
+    for (struct ft_lane_cuda *lane = d->first; lane; lane = lane->next) {
+        use(d, lane);
+        if (is_broken(d))
+            return false;
+        if (ft_cuda_find_capture(lane, d->batch->rows, d->batch->logit_rows, d->tokens, &capture, &err) ==
+            FT_OK) {
+            lane->capture = capture;
+            continue;
+        }
+        ft_step_fail(d->step, err.code, "%s", err.message);
+        ft_cuda_break(lane, 0, "capturing a decode step");
+        return false;
+    }
+    return true;
+}
+
 /* One GPU's part of a decode step. What only GPUs behind the first have is queued in front of the wait for the
  * activations: there is time for it. */
 static bool launch_captured(struct drive *d, struct ft_lane_cuda *before)
 {
     struct ft_lane_cuda *lane = d->lane;
-    struct ft_cuda_capture *capture = NULL;
-    struct ft_error err;
     if (lane->map_dirty && !try_(d, upload_map(lane), "copying the slot map"))
         return false;
-    if (before && !(try_(d, ft_cuda_copy_inputs(lane), "copying the step's inputs") &&
-                    try_(d, ft_cuda_launch_begin(lane, d->c), "launching the rotary angles")))
-        return false;
-    if (ft_cuda_find_capture(lane, d->batch->rows, d->batch->logit_rows, d->tokens, &capture, &err) !=
-        FT_OK) {
-        ft_step_fail(d->step, err.code, "%s", err.message);
-        ft_cuda_break(lane, 0, "capturing a decode step");
-        give_up(d);
-        return false;
-    }
-    if (before)
+    if (before) {
+        if (!try_(d, ft_cuda_copy_inputs(lane), "copying the step's inputs") ||
+            !try_(d, ft_cuda_launch_begin(lane, d->c), "launching the rotary angles"))
+            return false;
         hand_over(d, before, lane);
-    return try_(d, (int)cudaGraphLaunch(capture->exec, lane->compute), "launching a decode step");
+        if (is_broken(d))
+            return false;
+    }
+    return try_(d, (int)cudaGraphLaunch(lane->capture->exec, lane->compute), "launching a decode step");
 }
 
 static void begin_captured(struct drive *d)
 {
-    for (struct ft_lane_cuda *lane = d->first, *before = NULL; lane; before = lane, lane = lane->next) {
+    bool good = find_captures(d);
+    for (struct ft_lane_cuda *lane = d->first, *before = NULL; lane && good;
+         before = lane, lane = lane->next) {
         use(d, lane);
-        if (is_broken(d) ||
-            !try_(d, ft_cuda_fill_inputs(lane, d->batch, d->epoch), "copying the recent tokens") ||
-            !launch_captured(d, before))
-            break;
+        good = !is_broken(d) &&
+               try_(d, ft_cuda_fill_inputs(lane, d->batch, d->epoch), "copying the recent tokens") &&
+               launch_captured(d, before);
     }
     use(d, d->first);
 }

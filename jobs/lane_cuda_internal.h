@@ -107,7 +107,8 @@ struct ft_lane_cuda {
     double rendezvous_us;
     struct ft_cuda_capture captures[FT_CUDA_GRAPHS_MAX];
     uint64_t capture_clock;
-    bool map_dirty; /* slot_of on the device differs from the host's map */
+    const struct ft_cuda_capture *capture; /* of the step at hand */
+    bool map_dirty;                        /* slot_of on the device differs from the host's map */
     cudaEvent_t staged[2], grouped[2], last_group;
     uint32_t staging_wave;   /* of the layer at hand: which staging buffer */
     uint32_t *staged_at;     /* [2, expert_count] place in the staging buffer, FT_NONE: resident */

@@ -112,8 +112,8 @@ bool ft_session_is_idle(const struct ft_session *session);
 /* Ends a sequence early; its END event (cancelled) comes with the next step call. */
 void ft_session_cancel(struct ft_session *session, uint32_t sequence);
 /* For benchmarks and known traffic: fills free slots with experts as if earlier steps had used them, those
- * used longest ago first. layer, expert [count]; what is resident already is skipped, the rest stops when no
- * slot is free. *filled = slots filled. Between steps only. FT_USAGE: no such layer or expert. */
+ * used longest ago first. layer, expert [count]; what is resident already is skipped, and so is what finds no
+ * free slot (on its layer's GPU). *filled = slots filled. Between steps only. FT_USAGE: no such layer or expert. */
 int ft_session_warm_slots(struct ft_session *session, const uint32_t *layer, const uint32_t *expert,
                           uint32_t count, uint32_t *filled, struct ft_error *err);
 /* Frees the handle; a running sequence is cancelled first. Its prefix snapshots stay for reuse. */

@@ -69,8 +69,10 @@ int ft_session_warm_slots(struct ft_session *session, const uint32_t *layer, con
 {
     struct ft_slots *slots = &session->step.slots;
     const struct ft_memory *place = session->kv.place;
-    uint32_t slot = 0;
+    uint32_t next[FT_GPUS_MAX]; /* of each GPU's slots: the first that may be free */
     *filled = 0;
+    for (uint32_t i = 0; i < slots->part_count; i++)
+        next[i] = slots->parts[i].begin;
     int status = check_experts(session, layer, expert, count, err);
     if (status != FT_OK)
         return status;
@@ -78,10 +80,12 @@ int ft_session_warm_slots(struct ft_session *session, const uint32_t *layer, con
         const struct ft_layer_weights *w = &session->weights.layers[layer[i]];
         if (ft_slots_find(slots, layer[i], expert[i]) != FT_NONE)
             continue;
-        while (slot < slots->count && slots->expert[slot] != FT_NONE)
+        uint32_t part = ft_slots_part_of(slots, layer[i]), slot = next[part];
+        while (slot < slots->parts[part].end && slots->expert[slot] != FT_NONE)
             slot++;
-        if (slot == slots->count)
-            break;
+        next[part] = slot;
+        if (slot == slots->parts[part].end)
+            continue; /* others may have room */
         /* Used in "step 0": older than any step, and the lower slot is taken first. */
         ft_slots_take(slots, slot, layer[i], expert[i], 0, false);
         ft_slots_release(slots, &slot, 1);

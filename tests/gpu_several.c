@@ -6,6 +6,10 @@
  */
 #include "tests/gpu_keeping.h"
 #include "tests/gpu_session.h"
+#include "tools/ft_bench.h"
+
+#include <fcntl.h>
+#include <unistd.h>
 
 #define LONG_PROMPT 80u /* longer than a page */
 
@@ -258,6 +262,132 @@ TEST(copies_ahead_stay_on_their_gpu)
     close_engine(&engine);
 }
 
+/* ---- what is shown ---- */
+
+static char folder[] = "/tmp/ft-test-gpus-XXXXXX";
+
+/* The whole file; malloc'ed. */
+static char *read_all(const char *path, uint64_t *bytes)
+{
+    FILE *file = fopen(path, "rb");
+    char *data = NULL;
+    if (file && fseek(file, 0, SEEK_END) == 0) {
+        long size = ftell(file);
+        rewind(file);
+        data = size > 0 ? calloc(1, (size_t)size + 1) : NULL;
+        *bytes = data ? fread(data, 1, (size_t)size, file) : 0;
+    }
+    if (file)
+        fclose(file);
+    return data;
+}
+
+TEST(a_trace_has_a_row_for_each_gpu_with_its_layers)
+{
+    char path[256], dir[4096];
+    struct ft_error err;
+    struct ft_engine engine;
+    snprintf(path, sizeof path, "%s/trace", folder);
+    snprintf(dir, sizeof dir, "%s/fixtures/qwen4_exp-bf16", FT_DATA_DIR);
+    struct fixture_config config = {.strategy = FT_STRATEGY_HYBRID,
+                                    .device = FT_DEVICE_CUDA,
+                                    .workers = 2,
+                                    .chunk = 8,
+                                    .slots = 40,
+                                    .sequences = 2,
+                                    .share = 0.5,
+                                    .deterministic = true,
+                                    .trace = path,
+                                    .gpus = 2};
+    begin_gpus(2);
+    CHECK_OK(fixture_open(&engine, dir, &config, &err), &err);
+    REQUIRE(engine.session != NULL);
+    memset(&said, 0, sizeof said);
+    (void)submit(engine.session, 2, NEW);
+    drain(engine.session);
+    uint32_t cut = engine.plan.gpus[0].layer_end, workers = engine.plan.workers;
+    close_engine(&engine);
+    uint64_t bytes = 0;
+    char *data = read_all(path, &bytes);
+    struct ft_trace_reader *reader = calloc(1, sizeof *reader);
+    static struct ft_trace_record records[20000];
+    struct ft_trace_step step;
+    REQUIRE(data && reader);
+    CHECK_OK(ft_trace_reader_open(reader, data, bytes, &err), &err);
+    uint32_t link = workers + FT_STEP_LINK, second = workers + FT_STEP_THREADS, seen[2] = {0};
+    CHECK_EQ(reader->header.thread_count, second + 1);
+    CHECK(!strcmp(reader->header.thread_names[link], "gpu 0"));
+    CHECK(!strcmp(reader->header.thread_names[second], "gpu 1"));
+    for (bool more = true; more;) {
+        int status = ft_trace_reader_next(reader, &step, records, FT_COUNT_OF(records), &more, &err);
+        CHECK_OK(status, &err);
+        for (uint32_t i = 0; status == FT_OK && more && i < step.record_count; i++) {
+            const struct ft_trace_record *r = &step.records[i];
+            if (r->layer == FT_GRAPH_NO_LAYER || (r->thread != link && r->thread != second))
+                continue;
+            CHECK_EQ(r->thread == second, r->layer >= cut);
+            CHECK(r->start_ns >= step.begin_ns && r->end_ns >= r->start_ns);
+            seen[r->thread == second]++;
+        }
+        more = more && status == FT_OK;
+    }
+    CHECK(seen[0] > 20 && seen[1] > 20);
+    free(reader);
+    free(data);
+    (void)unlink(path);
+}
+
+TEST(bench_decode_runs_on_two_gpus)
+{
+    char path[256], shape[4096];
+    snprintf(path, sizeof path, "%s/report", folder);
+    snprintf(shape, sizeof shape, "%s/fixtures/qwen4_exp-bf16/config.json", FT_DATA_DIR);
+    char *argv[] = {"--shape",
+                    shape,
+                    "--json",
+                    "--gpus",
+                    "0,1",
+                    "--device",
+                    "cuda",
+                    "--strategy",
+                    "hybrid",
+                    "--moe-cache-rate",
+                    "0.5",
+                    "--context",
+                    "40",
+                    "--steps",
+                    "6",
+                    "--warmup",
+                    "2",
+                    "--no-pin",
+                    "--workers",
+                    "1",
+                    "--ceiling-seconds",
+                    "0.01",
+                    NULL};
+    begin_gpus(2);
+    fflush(stdout);
+    int kept = dup(1), file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    dup2(file, 1);
+    int code = ft_command_bench_decode((int)FT_COUNT_OF(argv) - 1, argv);
+    fflush(stdout);
+    dup2(kept, 1);
+    close(kept);
+    close(file);
+    CHECK_EQ(code, 0);
+    uint64_t bytes = 0;
+    char *text = read_all(path, &bytes);
+    json_t *root = text ? json_loads(text, 0, NULL) : NULL,
+           *row = json_array_get(json_object_get(root, "rows"), 0);
+    CHECK(json_number_value(json_object_get(row, "slots")) == 32);
+    CHECK(json_number_value(json_object_get(row, "warm_slots")) > 16);
+    CHECK(json_number_value(json_object_get(row, "misses_per_step")) > 0);
+    json_decref(root);
+    free(text);
+    (void)unlink(path);
+    begin_gpus(1);
+}
+
 #ifdef FT_FAKE_CUDA
 
 /* ---- GPUs that do not do ---- */
@@ -508,10 +638,11 @@ static bool are_enough(void)
         fprintf(stderr, "skipped: %u GPU, two are needed\n", here);
         exit(77);
     }
-    return true;
+    return mkdtemp(folder) != NULL;
 }
 
 TEST_MAIN(CHECK(are_enough()); RUN(prompts_in_pieces_and_batches_say_what_they_say_on_one_gpu)
               RUN(states_and_pages_in_parts_are_copied_and_cleared_as_one)
                   RUN(a_snapshot_holds_all_parts_of_a_state_and_brings_them_back)
-                      RUN(copies_ahead_stay_on_their_gpu) RUN_FAKE)
+                      RUN(copies_ahead_stay_on_their_gpu) RUN(a_trace_has_a_row_for_each_gpu_with_its_layers)
+                          RUN(bench_decode_runs_on_two_gpus) RUN_FAKE(void) rmdir(folder);)

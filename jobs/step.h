@@ -78,7 +78,7 @@ struct ft_step {
     struct ft_execute x;
     struct ft_slots slots;
     struct ft_prefetches prefetches[FT_GPUS_MAX]; /* by part of the slots */
-    char *staging[FT_GPUS_MAX][2]; /* by part of the slots: [staging_experts] blobs each */
+    char *staging[FT_GPUS_MAX][2];                /* by part of the slots: [staging_experts] blobs each */
     uint64_t staging_stride;
     const struct ft_policy *policy;
     void *policy_state;

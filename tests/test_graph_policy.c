@@ -25,15 +25,16 @@ static void scene_init(struct scene *s, uint32_t active, uint32_t slots)
         s->slot[i] = s->slot_layer[i] = s->slot_expert[i] = s->victim[i] = FT_NONE;
         s->place[i] = FT_PLACE_CPU;
     }
-    s->in = (struct ft_layer_in){.step = 5,
-                                 .layer = 3,
-                                 .active_count = active,
-                                 .expert = s->expert,
-                                 .rows = s->rows,
-                                 .slot = s->slot,
-                                 .last_used = s->expert_used,
-                                 .has_device = true,
-                                 .slots = {slots, s->slot_layer, s->slot_expert, s->slot_used, s->busy, 0, slots}};
+    s->in = (struct ft_layer_in){
+        .step = 5,
+        .layer = 3,
+        .active_count = active,
+        .expert = s->expert,
+        .rows = s->rows,
+        .slot = s->slot,
+        .last_used = s->expert_used,
+        .has_device = true,
+        .slots = {slots, s->slot_layer, s->slot_expert, s->slot_used, s->busy, 0, slots}};
     s->out = (struct ft_layer_out){.place = s->place,
                                    .reason = s->reason,
                                    .victim = s->victim,

@@ -129,17 +129,18 @@ static void run_router(struct sim *s, uint32_t step, uint32_t layer, struct ft_s
                 s->busy[j] = 1;
             }
     }
-    struct ft_layer_in in = {.step = step,
-                             .layer = layer,
-                             .active_count = count,
-                             .expert = expert,
-                             .rows = rows,
-                             .slot = slot,
-                             .last_used = last,
-                             .has_device = true,
-                             .expert_bytes = EXPERT_BYTES,
-                             .format = FT_FORMAT_NVFP4,
-                             .slots = {SLOTS, s->slot_layer, s->slot_expert, s->slot_used, s->busy, 0, SLOTS}};
+    struct ft_layer_in in = {
+        .step = step,
+        .layer = layer,
+        .active_count = count,
+        .expert = expert,
+        .rows = rows,
+        .slot = slot,
+        .last_used = last,
+        .has_device = true,
+        .expert_bytes = EXPERT_BYTES,
+        .format = FT_FORMAT_NVFP4,
+        .slots = {SLOTS, s->slot_layer, s->slot_expert, s->slot_used, s->busy, 0, SLOTS}};
     uint32_t ahead_layer[TOPK], ahead_expert[TOPK], ahead_victim[TOPK];
     struct ft_layer_out out = {.place = place,
                                .reason = reason,

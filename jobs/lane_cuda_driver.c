@@ -31,6 +31,7 @@
 struct drive {
     struct ft_lane_cuda *first, *lane; /* lane: the GPU at hand, this thread's current one */
     struct ft_lane_cuda *before;       /* of a step that has gone on to another GPU: the one before it */
+    struct ft_lane_cuda *launched;     /* of a captured step: the last GPU that has its graph */
     struct ft_step *step;
     struct ft_batch *batch;
     struct ft_cuda *c; /* lane->running */
@@ -798,35 +799,45 @@ static bool find_captures(struct drive *d)
     return true;
 }
 
-/* One GPU's part of a decode step. What only GPUs behind the first have is queued in front of the wait for the
- * activations: there is time for it. */
-static bool launch_captured(struct drive *d, struct ft_lane_cuda *before)
+/*
+ * The graph of the GPU at hand. That of a GPU behind the first comes when the one before it has all its flags:
+ * the copy from GPU to GPU waits for a graph that waits for the host, and a copy engine may do nothing else
+ * meanwhile. Queued at the step's begin, on two H200s, it kept experts from the first GPU for ever.
+ */
+static void launch_captured(struct drive *d)
 {
     struct ft_lane_cuda *lane = d->lane;
+    if (is_broken(d))
+        return;
+    if (d->launched)
+        hand_over(d, d->launched, lane);
+    d->launched = lane;
+    if (!is_broken(d))
+        (void)try_(d, (int)cudaGraphLaunch(lane->capture->exec, lane->compute), "launching a decode step");
+}
+
+/* What GPUs behind the first need besides their graphs is queued now: there is time for it. */
+static bool prepare_captured(struct drive *d)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    if (is_broken(d) || !try_(d, ft_cuda_fill_inputs(lane, d->batch, d->epoch), "copying the recent tokens"))
+        return false;
     if (lane->map_dirty && !try_(d, upload_map(lane), "copying the slot map"))
         return false;
-    if (before) {
-        if (!try_(d, ft_cuda_copy_inputs(lane), "copying the step's inputs") ||
-            !try_(d, ft_cuda_launch_begin(lane, d->c), "launching the rotary angles"))
-            return false;
-        hand_over(d, before, lane);
-        if (is_broken(d))
-            return false;
-    }
-    return try_(d, (int)cudaGraphLaunch(lane->capture->exec, lane->compute), "launching a decode step");
+    return lane == d->first || (try_(d, ft_cuda_copy_inputs(lane), "copying the step's inputs") &&
+                                try_(d, ft_cuda_launch_begin(lane, d->c), "launching the rotary angles"));
 }
 
 static void begin_captured(struct drive *d)
 {
     bool good = find_captures(d);
-    for (struct ft_lane_cuda *lane = d->first, *before = NULL; lane && good;
-         before = lane, lane = lane->next) {
+    for (struct ft_lane_cuda *lane = d->first; lane && good; lane = lane->next) {
         use(d, lane);
-        good = !is_broken(d) &&
-               try_(d, ft_cuda_fill_inputs(lane, d->batch, d->epoch), "copying the recent tokens") &&
-               launch_captured(d, before);
+        good = prepare_captured(d);
     }
     use(d, d->first);
+    if (good)
+        launch_captured(d);
 }
 
 static void begin_launched(struct drive *d)
@@ -857,7 +868,7 @@ static void begin_step(struct drive *d)
     d->captured = is_captured(d);
     d->step->single_wave = d->captured;
     d->streaming = false;
-    d->before = NULL;
+    d->before = d->launched = NULL;
     use(d, d->first);
     if (is_broken(d)) {
         ft_step_fail(d->step, FT_SYSTEM, "GPU %d failed before (%s): the session cannot go on, open it again",
@@ -881,6 +892,8 @@ static bool drive_job(struct drive *d, uint32_t job)
         return false;
     if (layer != FT_GRAPH_NO_LAYER)
         use_layer(d, layer);
+    if (d->captured && d->lane != d->launched && layer != FT_GRAPH_NO_LAYER)
+        launch_captured(d);
     if (op == FT_OP_ROUTER) {
         drive_router(d, job, layer);
         return true;

@@ -23,6 +23,7 @@
 #define SLEEP_NS 50000
 #define QUERY_NS 1000000u  /* between two questions whether the GPU still lives */
 #define STREAM_FROM 2u     /* picks per expert from which on nearly all experts of a layer are used */
+#define AHEAD_PIECES 64u   /* of a layer that is streamed behind a slice */
 #define WARM_JOBS 160u     /* dynamic jobs of one layer of a decode step, about */
 #define BETWEEN_NS 200000u /* of looking for the next step before the driver sleeps */
 #define WATCHDOG_NS 20000000000ull
@@ -37,8 +38,10 @@ struct drive {
     struct ft_cuda c; /* with the counts of this step */
     uint32_t thread, epoch, tokens;
     bool captured;
-    uint32_t waves;    /* of the layer at hand, launch path */
-    bool layer_on_cpu; /* the layer at hand has experts on the CPU */
+    uint32_t layer_begin, layer_end; /* of this step */
+    bool streams_ahead;              /* the link has nothing to do but the layer behind this slice */
+    uint32_t waves;                  /* of the layer at hand, launch path */
+    bool layer_on_cpu;               /* the layer at hand has experts on the CPU */
 };
 
 /* release: whoever polls on the device sees it and gives up. Like every flag it holds the step's epoch. */
@@ -70,6 +73,8 @@ static bool is_raised(const uint32_t *flag, uint32_t epoch)
     return (int32_t)(__atomic_load_n(flag, __ATOMIC_ACQUIRE) - epoch) >= 0;
 }
 
+static void stream_ahead(struct drive *d);
+
 /* Polls a flag of the GPU, then sleeps between polls; asks now and then whether the GPU still lives. */
 static bool wait_flag(struct drive *d, const uint32_t *flag, const char *what)
 {
@@ -83,6 +88,8 @@ static bool wait_flag(struct drive *d, const uint32_t *flag, const char *what)
         if (polls % LOOK_EVERY)
             continue;
         uint64_t now = ft_clock_ns(clock);
+        if (d->streams_ahead)
+            stream_ahead(d);
         if (now - asked > QUERY_NS) {
             cudaError_t state = cudaStreamQuery(lane->compute);
             asked = now;
@@ -226,34 +233,85 @@ static void fetch_captured(struct drive *d, uint32_t layer)
 
 /* ---- prefill: whole layers, ahead of the router ---- */
 
-/* Copies what the slots do not hold of a layer into its staging buffer, neighbours together, once the experts
- * that read the buffer last have run. */
+/* Experts [first, end) of a layer, none of them in a slot, into the next places of its buffer. */
+static void stage(struct drive *d, uint32_t layer, uint32_t first, uint32_t end)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    const struct ft_layer_weights *w = &lane->options.weights->layers[layer];
+    uint32_t buffer = layer % 2, place = lane->staged_places[buffer];
+    uint64_t stride = w->expert_layout.stride;
+    for (uint32_t e = first; e < end; e++)
+        lane->staged_at[(uint64_t)buffer * d->step->model->expert_count + e] = lane->staged_places[buffer]++;
+    (void)try_(d,
+               copy_in(lane, d->step->staging[buffer] + stride * place, w->experts + stride * first,
+                       stride * (end - first)),
+               "streaming a layer's experts to the GPU");
+}
+
+/* Copies the next of a layer's experts, `count` at most, neighbours together, once the experts that read the
+ * buffer last have run. */
+static void stream_experts(struct drive *d, uint32_t layer, uint32_t count)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    const struct ft_slots *slots = &d->step->slots;
+    uint32_t buffer = layer % 2, experts = d->step->model->expert_count, *next = &lane->staged_next[buffer];
+    uint32_t *at = lane->staged_at + (uint64_t)buffer * experts;
+    if (lane->staged_layer[buffer] != layer) {
+        lane->staged_layer[buffer] = layer;
+        *next = lane->staged_places[buffer] = 0;
+        (void)try_(d, (int)cudaStreamWaitEvent(lane->copy, lane->grouped[buffer], 0),
+                   "ordering copies behind experts");
+    }
+    while (*next < experts && count && !lane->broken) {
+        uint32_t first = *next;
+        for (; *next < experts && count && ft_slots_find(slots, layer, *next) == FT_NONE; count--)
+            ++*next;
+        if (*next > first)
+            stage(d, layer, first, *next);
+        else
+            at[(*next)++] = FT_NONE;
+    }
+}
+
+/* Copies what the slots do not hold of a layer into its staging buffer. Part of it may be there since the slice
+ * before; decode steps have changed the slots since then. */
 static void stream_layer(struct drive *d, uint32_t layer)
 {
     struct ft_lane_cuda *lane = d->lane;
-    struct ft_step *step = d->step;
-    const struct ft_model *m = step->model;
-    if (layer >= m->layer_count || m->layers[layer].dense || lane->broken)
+    const struct ft_model *m = d->step->model;
+    uint32_t buffer = layer % 2;
+    d->streams_ahead |= layer == d->layer_end && layer < m->layer_count;
+    if (layer >= d->layer_end || m->layers[layer].dense || lane->broken)
         return;
-    const struct ft_layer_weights *w = &lane->options.weights->layers[layer];
-    uint32_t buffer = layer % 2, *at = lane->staged_at + (uint64_t)buffer * m->expert_count, next = 0;
-    uint64_t stride = w->expert_layout.stride;
-    (void)try_(d, (int)cudaStreamWaitEvent(lane->copy, lane->grouped[buffer], 0),
-               "ordering copies behind experts");
-    for (uint32_t e = 0; e < m->expert_count && !lane->broken;) {
-        uint32_t first = e, place = next;
-        for (; e < m->expert_count && ft_slots_find(&step->slots, layer, e) == FT_NONE; e++)
-            at[e] = next++;
-        if (e == first) {
-            at[e++] = FT_NONE;
-            continue;
-        }
-        int error = copy_in(lane, step->staging[buffer] + stride * place, w->experts + stride * first,
-                            stride * (e - first));
-        (void)try_(d, error, "streaming a layer's experts to the GPU");
-    }
+    const uint32_t *at = lane->staged_at + (uint64_t)buffer * m->expert_count;
+    if (lane->staged_layer[buffer] == layer)
+        for (uint32_t e = 0; e < lane->staged_next[buffer] && !lane->broken; e++)
+            if (at[e] == FT_NONE && ft_slots_find(&d->step->slots, layer, e) == FT_NONE)
+                stage(d, layer, e, e + 1);
+    stream_experts(d, layer, UINT32_MAX);
     if (!lane->broken)
         (void)try_(d, (int)cudaEventRecord(lane->staged[buffer], lane->copy), "marking the copies' end");
+}
+
+/* While the GPU computes the last layer of a slice the link would stand still: it takes pieces of the next layer,
+ * two at a time, so that the decode step behind this slice waits for little. */
+static void stream_ahead(struct drive *d)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    uint32_t layer = d->layer_end, buffer = layer % 2, experts = d->step->model->expert_count;
+    if (lane->broken || d->step->model->layers[layer].dense ||
+        (lane->staged_layer[buffer] == layer && lane->staged_next[buffer] == experts))
+        return;
+    cudaEvent_t older = lane->ahead[lane->ahead_count % 2];
+    cudaError_t state = cudaEventQuery(older);
+    if (state == cudaErrorNotReady) {
+        (void)cudaGetLastError();
+        return;
+    }
+    stream_experts(d, layer, FT_MAX(experts / AHEAD_PIECES, 1u));
+    lane->ahead_count++;
+    if (!lane->broken && try_(d, (int)state, "streaming ahead"))
+        (void)try_(d, (int)cudaEventRecord(older, lane->copy), "marking the copies' end");
 }
 
 static const char *staged_blob(const struct drive *d, uint32_t layer, uint32_t expert)
@@ -449,7 +507,7 @@ static void drive_router(struct drive *d, uint32_t job, uint32_t layer)
 {
     struct ft_lane_cuda *lane = d->lane;
     struct ft_step *step = d->step;
-    const struct ft_cuda_exchange *e = &lane->c.exchange;
+    const struct ft_cuda_exchange *e = &d->c.exchange;
     uint32_t *ids = e->ids + (uint64_t)layer * e->rows_max * step->model->topk;
     if (!d->captured && !lane->broken)
         (void)try_(d, ft_cuda_launch_front(&d->c, layer, d->tokens, false, lane->compute),
@@ -516,7 +574,7 @@ static void capture_topk(struct drive *d, uint32_t layer)
 static void capture_head(struct drive *d)
 {
     const struct ft_model *m = d->step->model;
-    for (uint32_t l = 0; l < d->batch->logit_rows; l++) {
+    for (uint32_t l = 0; l < d->c.step.logit_rows; l++) {
         float *hidden = ft_capture_final(m, d->batch, d->batch->logit_row[l]),
               *logits = ft_capture_logits(m, d->batch, d->batch->logit_row[l]);
         if (hidden)
@@ -592,7 +650,7 @@ static void drive_end(struct drive *d)
         return;
     uint64_t now = ft_clock_ns(&d->step->clock);
     mark_failed_rows(d);
-    for (uint32_t l = 0; l < d->batch->logit_rows; l++) {
+    for (uint32_t l = 0; l < d->c.step.logit_rows; l++) {
         uint32_t row = d->batch->logit_row[l];
         struct ft_batch_sequence *s = &d->batch->sequences[d->batch->row_sequence[row]];
         if (d->batch->position[row] + 1 != s->token_count)
@@ -628,7 +686,7 @@ static void begin_step(struct drive *d)
     lane->streaming = false;
     d->c.step.rows = d->batch->rows;
     d->c.step.sequences = d->batch->sequence_count;
-    d->c.step.logit_rows = d->batch->logit_rows;
+    d->c.step.logit_rows = d->layer_end == m->layer_count ? d->batch->logit_rows : 0;
     if (d->batch->prefill) /* no expert runs on the CPU */
         d->c.exchange.host_x = NULL;
     if (d->batch->prefill || d->batch->rows > FT_CUDA_DECODE_ROWS)
@@ -654,15 +712,17 @@ static void begin_step(struct drive *d)
         return;
     }
     (void)try_(d, ft_cuda_copy_inputs(lane), "copying the step's inputs");
-    if (!lane->broken)
+    if (!d->layer_begin && !lane->broken)
         (void)try_(d, ft_cuda_embed(&d->c, lane->compute), "launching the embedding");
-    if (wants_capture(d->batch))
+    if (!d->layer_begin && wants_capture(d->batch))
         capture_residual(d, 0);
     lane->streaming = d->batch->prefill && d->step->plan->staging_experts >= m->expert_count && !fused &&
                       (uint64_t)d->batch->rows * m->topk >= STREAM_FROM * (uint64_t)m->expert_count;
+    if (d->batch->prefill && !d->layer_begin)
+        lane->staged_layer[0] = lane->staged_layer[1] = FT_NONE;
     if (lane->streaming) {
-        stream_layer(d, 0);
-        stream_layer(d, 1);
+        stream_layer(d, d->layer_begin);
+        stream_layer(d, d->layer_begin + 1);
     }
 }
 
@@ -717,6 +777,10 @@ static void *driver_main(void *context)
         uint32_t count = graph->device_count;
         d.batch = step->x.batch;
         d.epoch = seen;
+        d.layer_begin = graph->shape.layer_begin;
+        d.layer_end = graph->shape.layer_end;
+        d.streams_ahead = false;
+        ft_cuda_use_set(lane, ft_execute_set_of(d.batch));
         d.c = lane->c;
         d.tokens = ft_cuda_tokens_bound(d.batch);
         begin_step(&d);

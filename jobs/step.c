@@ -373,6 +373,7 @@ static void begin(struct ft_step *step, const struct ft_graph *graph, struct ft_
 {
     step->graph = graph;
     step->x.batch = batch;
+    ft_execute_use(&step->x, ft_execute_set_of(batch));
     for (uint32_t i = 0; i < graph->static_count; i++)
         atomic_store_explicit(&step->counter[i], graph->in_degree[i], memory_order_relaxed);
     for (uint32_t i = 0; i < step->thread_count; i++)
@@ -384,7 +385,8 @@ static void begin(struct ft_step *step, const struct ft_graph *graph, struct ft_
     step->dynamic_count = step->wave_count = 0;
     step->begin_ns = step->end_ns = ft_clock_ns(&step->clock);
     bool dense_on_cpu = step->plan->device == FT_DEVICE_NONE;
-    ft_lane_cpu_set_active(step->cpu, dense_on_cpu || step->cpu_experts_last);
+    bool experts_on_cpu = step->cpu_experts_last && !(step->cuda && batch->prefill);
+    ft_lane_cpu_set_active(step->cpu, dense_on_cpu || experts_on_cpu);
 }
 
 /* Jobs without predecessors: CPU jobs to the workers; the serial lanes find theirs. */
@@ -443,7 +445,7 @@ int ft_step_run(struct ft_step *step, const struct ft_graph *graph, struct ft_ba
     start_jobs(step);
     /* While a GPU computes the dense part of the first layer: whoever has fallen asleep since the step before
      * is there for that layer's experts. */
-    if (step->cuda && step->cpu_experts_last)
+    if (step->cuda && step->cpu_experts_last && !batch->prefill)
         ft_lane_cpu_wake_all(step->cpu);
     if (step->meanwhile)
         step->meanwhile(step->meanwhile_context);
@@ -471,7 +473,9 @@ int ft_step_run(struct ft_step *step, const struct ft_graph *graph, struct ft_ba
         }
         ft_prefetch_settle(step, ft_step_thread(step, FT_STEP_SESSION));
     }
-    step->cpu_experts_last = step->cpu_experts > 0;
+    /* A prefill that pauses says nothing about the decode step behind it. */
+    if (!batch->prefill || !step->cuda)
+        step->cpu_experts_last = step->cpu_experts > 0;
     if (failed != FT_OK)
         *err = step->failure;
     return failed;

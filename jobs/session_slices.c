@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the next step computes: a token of every sequence that decodes, or layers of a chunk of prompt rows.
+ *
+ * With experts in host memory a chunk costs what it costs to move all of them, seconds where a decode step takes
+ * milliseconds, and a smaller chunk costs the same. So a chunk does not get shorter while others decode, it
+ * pauses between layers:
+ *
+ *   chunk    |layer 0|              |layer 1|              |layer 2, 3|
+ *   decode            |step|step|step|       |step|step|step|          |step ..
+ *
+ * Only the residual streams (with the rotary table) live longer than a layer; decode rows have activations of
+ * their own (struct ft_activations), so a pause costs nothing but the graph of the next slice.
+ *
+ * Pace. Let u be the usual time of such a decode step while no prompt waits, t its time now, and s the time of
+ * slices. After k steps decoding has at least half of its rate when k t + s <= 2 k u. So each decode step lets the
+ * chunk have 2 u - t (and at least t / 2, or a chunk might never end), and a slice has as many layers as are
+ * expected to fit what was saved up; if not even one does, there is another decode step. Times are those of whole
+ * calls, as the session saw them: nothing about the machine is assumed, but for a first slice of one layer.
+ */
+#include "jobs/session_internal.h"
+
+#define ALONE_STEPS 8 /* an average over about so many */
+#define LAYER_SLICES 2
+
+/* ---- the chunk ---- */
+
+void ft_session_end_chunk(struct ft_session *session)
+{
+    struct ft_chunk *chunk = &session->chunk;
+    if (!chunk->active)
+        return;
+    chunk->active = false;
+    for (uint32_t i = 0; i < chunk->batch.sequence_count; i++) {
+        struct ft_sequence *sequence = &session->sequences[chunk->batch.sequences[i].handle];
+        sequence->in_chunk = false;
+        if (sequence->released)
+            ft_session_free_sequence(session, sequence);
+    }
+}
+
+void ft_session_leave_chunk(struct ft_session *session, uint32_t handle)
+{
+    const struct ft_batch *batch = &session->chunk.batch;
+    bool others = false;
+    for (uint32_t i = 0; i < batch->sequence_count; i++) {
+        struct ft_batch_sequence *row = &batch->sequences[i];
+        if (row->handle == handle)
+            row->capture = NULL; /* the caller's, and the caller has done with it */
+        others |= session->sequences[row->handle].phase == FT_SEQUENCE_RUNNING;
+    }
+    if (!others)
+        ft_session_end_chunk(session);
+}
+
+static void begin_chunk(struct ft_session *session)
+{
+    struct ft_chunk *chunk = &session->chunk;
+    ft_session_fill_batch(session, &chunk->batch, false);
+    chunk->active = true;
+    chunk->next_layer = 0;
+    session->pace.layer_ns = 0;
+    for (uint32_t i = 0; i < chunk->batch.sequence_count; i++)
+        session->sequences[chunk->batch.sequences[i].handle].in_chunk = true;
+}
+
+/* ---- the pace ---- */
+
+/* Layers of the next slice, 0: the sequences that decode are next. */
+static uint32_t slice_layers(const struct ft_session *session, uint32_t left)
+{
+    const struct ft_pace *pace = &session->pace;
+    if (!session->chunk.active) /* its layers were never timed: one is tried */
+        return pace->credit_ns >= 0;
+    if (pace->credit_ns < pace->layer_ns)
+        return 0;
+    double fit = pace->layer_ns > 0 ? pace->credit_ns / pace->layer_ns : 1;
+    return fit < left ? FT_MAX((uint32_t)fit, 1u) : left;
+}
+
+static void learn(double *mean_ns, double ns, double count)
+{
+    *mean_ns = *mean_ns > 0 ? *mean_ns + (ns - *mean_ns) / count : ns;
+}
+
+static void after_decode(struct ft_session *session, double ns)
+{
+    struct ft_pace *pace = &session->pace;
+    double *alone_ns = &pace->alone_ns[session->decode.rows];
+    bool prompts = session->chunk.active || ft_session_has_rows(session, false);
+    if (!prompts)
+        learn(alone_ns, ns, ALONE_STEPS);
+    double usual_ns = *alone_ns > 0 ? *alone_ns : ns;
+    pace->credit_ns += FT_MAX(2 * usual_ns - ns, ns / 2);
+    if (!prompts) /* nothing is saved up for a prompt to come, but a debt is paid */
+        pace->credit_ns = FT_MIN(pace->credit_ns, 0);
+}
+
+static void after_slice(struct ft_session *session, double ns)
+{
+    struct ft_pace *pace = &session->pace;
+    const struct ft_batch *batch = &session->chunk.batch;
+    uint32_t layers = batch->layer_end - batch->layer_begin;
+    learn(&pace->layer_ns, ns / layers, LAYER_SLICES);
+    pace->credit_ns = ft_session_has_rows(session, true) ? pace->credit_ns - ns : 0;
+}
+
+void ft_session_keep_pace(struct ft_session *session, double ns)
+{
+    const struct ft_batch *batch = session->batch;
+    bool slice = batch == &session->chunk.batch;
+    if (session->plan.deterministic) /* a layer takes as long as a decode step */
+        ns = slice ? batch->layer_end - batch->layer_begin : 1;
+    if (slice)
+        after_slice(session, ns);
+    else
+        after_decode(session, ns);
+}
+
+/* ---- the choice ---- */
+
+static bool choose_chunk(struct ft_session *session, uint32_t layers)
+{
+    struct ft_chunk *chunk = &session->chunk;
+    if (!chunk->active)
+        begin_chunk(session);
+    chunk->batch.layer_begin = chunk->next_layer;
+    chunk->batch.layer_end = chunk->next_layer + layers;
+    session->batch = &chunk->batch;
+    return true;
+}
+
+bool ft_session_choose(struct ft_session *session)
+{
+    const struct ft_chunk *chunk = &session->chunk;
+    bool decodes = ft_session_has_rows(session, true),
+         prompts = chunk->active || ft_session_has_rows(session, false);
+    uint32_t left = session->options.model->layer_count - (chunk->active ? chunk->next_layer : 0);
+    uint32_t layers = prompts ? left : 0;
+    if (prompts && decodes)
+        layers = slice_layers(session, left);
+    if (layers)
+        return choose_chunk(session, layers);
+    if (decodes)
+        ft_session_fill_batch(session, &session->decode, true);
+    session->batch = &session->decode;
+    return decodes;
+}

@@ -211,6 +211,8 @@ static void call_trace(struct ft_session *session)
                                   .rows = session->batch->rows,
                                   .sequences = session->batch->sequence_count,
                                   .prefill = session->batch->prefill,
+                                  .layer_begin = session->batch->layer_begin,
+                                  .layer_end = session->batch->layer_end,
                                   .dropped = dropped,
                                   .record_count = count,
                                   .begin_ns = step->begin_ns,

@@ -130,6 +130,21 @@ static bool choose_chunk(struct ft_session *session, uint32_t layers)
     return true;
 }
 
+/* A policy that repeats a recorded run knows what the next step was. */
+static bool find_recorded(const struct ft_session *session, uint32_t left, uint32_t *layers)
+{
+    const struct ft_policy *policy = session->options.policy;
+    struct ft_policy_step was;
+    if (!policy->find_step ||
+        !policy->find_step(session->step.policy_state, session->step.step_number + 1, &was))
+        return false;
+    uint32_t first = session->options.model->layer_count - left;
+    bool possible = !was.prefill || (was.layer_begin == first && was.layer_end > first &&
+                                     was.layer_end <= session->options.model->layer_count);
+    *layers = was.prefill ? was.layer_end - was.layer_begin : 0;
+    return possible;
+}
+
 bool ft_session_choose(struct ft_session *session)
 {
     const struct ft_chunk *chunk = &session->chunk;
@@ -137,7 +152,7 @@ bool ft_session_choose(struct ft_session *session)
          prompts = chunk->active || ft_session_has_rows(session, false);
     uint32_t left = session->options.model->layer_count - (chunk->active ? chunk->next_layer : 0);
     uint32_t layers = prompts ? left : 0;
-    if (prompts && decodes)
+    if (prompts && decodes && !find_recorded(session, left, &layers))
         layers = slice_layers(session, left);
     if (layers)
         return choose_chunk(session, layers);

@@ -13,14 +13,15 @@
  * their own (struct ft_activations), so a pause costs nothing but the graph of the next slice.
  *
  * Pace. Let u be the usual time of such a decode step while no prompt waits, t its time now, and s the time of
- * slices. After k steps decoding has at least half of its rate when k t + s <= 2 k u. So each decode step lets the
- * chunk have 2 u - t (and at least t / 2, or a chunk might never end), and a slice has as many layers as are
+ * slices. After k steps decoding has a share r of its rate when k t + s <= k u / r. So each decode step lets the
+ * chunk have u / r - t (and at least t / 2, or a chunk might never end), and a slice has as many layers as are
  * expected to fit what was saved up; if not even one does, there is another decode step. Times are those of whole
  * calls, as the session saw them: nothing about the machine is assumed, but for a first slice of one layer.
  */
 #include "jobs/session_internal.h"
 
-#define ALONE_STEPS 8 /* an average over about so many */
+#define RATE_KEPT 0.55 /* r: half, and what estimates may be wrong by */
+#define ALONE_STEPS 8  /* an average over about so many */
 #define LAYER_SLICES 2
 
 /* ---- the chunk ---- */
@@ -91,7 +92,7 @@ static void after_decode(struct ft_session *session, double ns)
     if (!prompts)
         learn(alone_ns, ns, ALONE_STEPS);
     double usual_ns = *alone_ns > 0 ? *alone_ns : ns;
-    pace->credit_ns += FT_MAX(2 * usual_ns - ns, ns / 2);
+    pace->credit_ns += FT_MAX(usual_ns / RATE_KEPT - ns, ns / 2);
     if (!prompts) /* nothing is saved up for a prompt to come, but a debt is paid */
         pace->credit_ns = FT_MIN(pace->credit_ns, 0);
 }
@@ -109,8 +110,8 @@ void ft_session_keep_pace(struct ft_session *session, double ns)
 {
     const struct ft_batch *batch = session->batch;
     bool slice = batch == &session->chunk.batch;
-    if (session->plan.deterministic) /* a layer takes as long as a decode step */
-        ns = slice ? batch->layer_end - batch->layer_begin : 1;
+    if (session->plan.deterministic) /* a layer counts as much as the chunk has from a decode step */
+        ns = slice ? (batch->layer_end - batch->layer_begin) * (1 / RATE_KEPT - 1) : 1;
     if (slice)
         after_slice(session, ns);
     else

@@ -48,11 +48,15 @@ struct ft_chunk {
 };
 
 /* Shares time between a chunk and the sequences that decode meanwhile; see jobs/session_slices.c. */
+struct ft_pace_mean {
+    double ns;
+    uint32_t count; /* of what it is the mean; 0 = not known */
+};
 struct ft_pace {
-    double *
-        alone_ns; /* [sequences_max + 1] usual time of a decode step of so many rows, no prompt waiting; 0 = not known */
-    double credit_ns; /* time that the chunk may take; negative: it took too much */
-    double layer_ns;  /* of one layer of this chunk, about; 0 = not known */
+    struct ft_pace_mean
+        *alone; /* [sequences_max + 1] time of a decode step of so many rows, no prompt waiting */
+    struct ft_pace_mean layer; /* of the chunk at hand */
+    double credit_ns;          /* time that the chunk may take; negative: it took too much */
 };
 
 struct ft_graph_entry {

@@ -232,7 +232,7 @@ static int push_batches(struct ft_session *session, struct ft_arena *arena, stru
     if (status == FT_OK)
         status = push_batch(&session->decode, sequences, sequences, arena, err);
     if (status == FT_OK)
-        status = FT_ARENA_PUSH(arena, sequences + 1, &session->pace.alone_ns, err);
+        status = FT_ARENA_PUSH(arena, sequences + 1, &session->pace.alone, err);
     return status;
 }
 

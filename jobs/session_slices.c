@@ -20,9 +20,9 @@
  */
 #include "jobs/session_internal.h"
 
-#define RATE_KEPT 0.55 /* r: half, and what estimates may be wrong by */
-#define ALONE_STEPS 8  /* an average over about so many */
-#define LAYER_SLICES 2
+#define RATE_KEPT 0.55  /* r: half, and what estimates may be wrong by */
+#define ALONE_STEPS 64u /* an average over about so many */
+#define LAYER_SLICES 2u
 
 /* ---- the chunk ---- */
 
@@ -60,7 +60,7 @@ static void begin_chunk(struct ft_session *session)
     ft_session_fill_batch(session, &chunk->batch, false);
     chunk->active = true;
     chunk->next_layer = 0;
-    session->pace.layer_ns = 0;
+    session->pace.layer.count = 0;
     for (uint32_t i = 0; i < chunk->batch.sequence_count; i++)
         session->sequences[chunk->batch.sequences[i].handle].in_chunk = true;
 }
@@ -73,25 +73,26 @@ static uint32_t slice_layers(const struct ft_session *session, uint32_t left)
     const struct ft_pace *pace = &session->pace;
     if (!session->chunk.active) /* its layers were never timed: one is tried */
         return pace->credit_ns >= 0;
-    if (pace->credit_ns < pace->layer_ns)
+    if (pace->credit_ns < pace->layer.ns)
         return 0;
-    double fit = pace->layer_ns > 0 ? pace->credit_ns / pace->layer_ns : 1;
+    double fit = pace->layer.ns > 0 ? pace->credit_ns / pace->layer.ns : 1;
     return fit < left ? FT_MAX((uint32_t)fit, 1u) : left;
 }
 
-static void learn(double *mean_ns, double ns, double count)
+static void learn(struct ft_pace_mean *mean, double ns, uint32_t count_max)
 {
-    *mean_ns = *mean_ns > 0 ? *mean_ns + (ns - *mean_ns) / count : ns;
+    mean->count = FT_MIN(mean->count + 1, count_max);
+    mean->ns = mean->count == 1 ? ns : mean->ns + (ns - mean->ns) / mean->count;
 }
 
 static void after_decode(struct ft_session *session, double ns)
 {
     struct ft_pace *pace = &session->pace;
-    double *alone_ns = &pace->alone_ns[session->decode.rows];
+    struct ft_pace_mean *alone = &pace->alone[session->decode.rows];
     bool prompts = session->chunk.active || ft_session_has_rows(session, false);
     if (!prompts)
-        learn(alone_ns, ns, ALONE_STEPS);
-    double usual_ns = *alone_ns > 0 ? *alone_ns : ns;
+        learn(alone, ns, ALONE_STEPS);
+    double usual_ns = alone->count ? alone->ns : ns;
     pace->credit_ns += FT_MAX(usual_ns / RATE_KEPT - ns, ns / 2);
     if (!prompts) /* nothing is saved up for a prompt to come, but a debt is paid */
         pace->credit_ns = FT_MIN(pace->credit_ns, 0);
@@ -102,7 +103,7 @@ static void after_slice(struct ft_session *session, double ns)
     struct ft_pace *pace = &session->pace;
     const struct ft_batch *batch = &session->chunk.batch;
     uint32_t layers = batch->layer_end - batch->layer_begin;
-    learn(&pace->layer_ns, ns / layers, LAYER_SLICES);
+    learn(&pace->layer, ns / layers, LAYER_SLICES);
     pace->credit_ns = ft_session_has_rows(session, true) ? pace->credit_ns - ns : 0;
 }
 

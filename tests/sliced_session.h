@@ -11,7 +11,9 @@
 
 #define SLICED_STEPS_MAX 1024u
 #define A_PROMPT 12u
+#ifndef A_TOKENS
 #define A_TOKENS 60u
+#endif
 #define A_BEFORE 5u /* tokens of A before B comes */
 
 struct sliced_step {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/test.h"
 #include "tools/draw.h"
+#include "tools/draw_internal.h"
 
 #include <jansson.h>
 

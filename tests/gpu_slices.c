@@ -27,7 +27,12 @@ static struct sliced_run run, other;
 static float *alone, *beside;
 static double worst;
 
+/* Between launches of other forms. On tensor cores as far as gpu_lane.c allows, which compares with the reference. */
+#ifdef FT_FAKE_CUDA
 #define TOLERANCE 1e-4
+#else
+#define TOLERANCE 2e-2
+#endif
 
 static void begin(void)
 {
@@ -69,14 +74,16 @@ static bool same_text(const struct sliced_run *x, uint32_t i, const struct slice
     return x->counts[i] == y->counts[j] && !memcmp(x->tokens[i], y->tokens[j], x->counts[i] * 4);
 }
 
-/* B alone with its logits, B alone without captures, A alone; then A with B beside it, captured and not. The
- * placement of prompt rows is the GPU whatever happens; A's depends on its own slots, which B leaves alone. */
-static void check(const char *name, enum ft_strategy strategy, enum ft_handshake handshake, uint32_t chunk)
+/* B alone with its logits, A alone, then A with B beside it; plain_too: all without logits before, so that B's decode
+ * steps are captured graphs. Prompt rows are the GPU's whatever happens; where A's experts run depends on its own
+ * slots, which B leaves alone. */
+static void check(const char *name, enum ft_strategy strategy, enum ft_handshake handshake, uint32_t chunk,
+                  bool plain_too)
 {
     struct ft_engine engine;
     struct ft_error err;
     int before = test_failures_;
-    for (uint32_t captures = 0; captures < 2; captures++) {
+    for (uint32_t captures = !plain_too; captures < 2; captures++) {
         if (!open_fixture(&engine, name, strategy, handshake, chunk))
             return;
         const struct ft_model *m = engine.model;
@@ -128,15 +135,15 @@ static void check(const char *name, enum ft_strategy strategy, enum ft_handshake
 TEST(a_sliced_prefill_has_the_bits_of_a_whole_one)
 {
     for (uint32_t f = 0; f < FT_COUNT_OF(fixtures); f++) {
-        check(fixtures[f], FT_STRATEGY_OFFLOAD, FT_HANDSHAKE_AUTO, 128);
+        check(fixtures[f], FT_STRATEGY_OFFLOAD, FT_HANDSHAKE_AUTO, 128, f == 0);
         if (f >= STRATEGIES_OF)
             continue;
-        check(fixtures[f], FT_STRATEGY_OFFLOAD, FT_HANDSHAKE_LAUNCH, 128);
-        check(fixtures[f], FT_STRATEGY_OFFLOAD, FT_HANDSHAKE_AUTO, 16);
-        check(fixtures[f], FT_STRATEGY_FUSED, FT_HANDSHAKE_AUTO, 128);
-        check(fixtures[f], FT_STRATEGY_HYBRID, FT_HANDSHAKE_AUTO, 128);
-        check(fixtures[f], FT_STRATEGY_CPU, FT_HANDSHAKE_AUTO, 128);
-        check(fixtures[f], FT_STRATEGY_AUTO, FT_HANDSHAKE_AUTO, 128);
+        check(fixtures[f], FT_STRATEGY_OFFLOAD, FT_HANDSHAKE_LAUNCH, 128, false);
+        check(fixtures[f], FT_STRATEGY_OFFLOAD, FT_HANDSHAKE_AUTO, 16, false);
+        check(fixtures[f], FT_STRATEGY_FUSED, FT_HANDSHAKE_AUTO, 128, false);
+        check(fixtures[f], FT_STRATEGY_HYBRID, FT_HANDSHAKE_AUTO, 128, false);
+        check(fixtures[f], FT_STRATEGY_CPU, FT_HANDSHAKE_AUTO, 128, false);
+        check(fixtures[f], FT_STRATEGY_AUTO, FT_HANDSHAKE_AUTO, 128, false);
     }
     fprintf(stderr, "logits depart by %.1e at most\n", worst);
 }

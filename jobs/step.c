@@ -332,14 +332,14 @@ bool ft_step_wait_job(struct ft_step *step, uint32_t thread, struct ft_serial *s
     return true;
 }
 
-bool ft_step_wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial *serial, uint64_t spin_ns,
-                        uint64_t woken_spin_ns, uint32_t *seen)
+static bool wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial *serial,
+                       const _Atomic uint32_t *flag, uint64_t spin_ns, uint64_t woken_spin_ns, uint32_t *seen)
 {
     uint64_t start = ft_clock_ns(&step->clock);
     bool woken = false;
     for (;;) {
         /* acquire: pairs with the release in ft_step_run; graph, batch and counters are set */
-        uint32_t epoch = atomic_load_explicit(&step->epoch, memory_order_acquire);
+        uint32_t epoch = atomic_load_explicit(flag, memory_order_acquire);
         if (epoch != *seen) {
             *seen = epoch;
             return true;
@@ -355,7 +355,7 @@ bool ft_step_wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial 
             continue;
         }
         uint32_t ticket = ft_park_prepare(&serial->park);
-        if (atomic_load_explicit(&step->epoch, memory_order_acquire) != *seen ||
+        if (atomic_load_explicit(flag, memory_order_acquire) != *seen ||
             atomic_load_explicit(&step->stop, memory_order_acquire)) {
             ft_park_cancel(&serial->park);
             continue;
@@ -367,6 +367,18 @@ bool ft_step_wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial 
             spin_ns = woken_spin_ns;
         }
     }
+}
+
+bool ft_step_wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial *serial, uint64_t spin_ns,
+                        uint64_t woken_spin_ns, uint32_t *seen)
+{
+    return wait_epoch(step, thread, serial, &step->epoch, spin_ns, woken_spin_ns, seen);
+}
+
+bool ft_step_wait_io_epoch(struct ft_step *step, uint32_t thread, struct ft_serial *serial, uint64_t spin_ns,
+                           uint64_t woken_spin_ns, uint32_t *seen)
+{
+    return wait_epoch(step, thread, serial, &step->io_epoch, spin_ns, woken_spin_ns, seen);
 }
 
 static void begin(struct ft_step *step, const struct ft_graph *graph, struct ft_batch *batch)
@@ -436,8 +448,10 @@ int ft_step_run(struct ft_step *step, const struct ft_graph *graph, struct ft_ba
     begin(step, graph, batch);
     uint32_t epoch = atomic_load_explicit(&step->epoch, memory_order_relaxed) + 1;
     atomic_store_explicit(&step->learning, step->meanwhile && step->meanwhile_learns, memory_order_relaxed);
-    /* release: pairs with the acquire in ft_step_wait_epoch */
+    /* release: pairs with the acquire in wait_epoch */
     atomic_store_explicit(&step->epoch, epoch, memory_order_release);
+    if (graph->io_count)
+        atomic_store_explicit(&step->io_epoch, epoch, memory_order_release);
     if (graph->device_count)
         ft_park_wake(&step->device.park);
     if (graph->io_count)

@@ -86,8 +86,7 @@ static void check(const char *name, enum ft_strategy strategy, enum ft_handshake
     for (uint32_t captures = !plain_too; captures < 2; captures++) {
         if (!open_fixture(&engine, name, strategy, handshake, chunk))
             return;
-        const struct ft_model *m = engine.model;
-        size_t count = (size_t)prompt.count * m->vocab;
+        size_t count = (size_t)prompt.count * prompt.vocab;
         alone = calloc(count, sizeof *alone);
         beside = calloc(count, sizeof *beside);
         struct ft_capture of_alone = {.row_count = prompt.count, .logits = alone},
@@ -95,7 +94,7 @@ static void check(const char *name, enum ft_strategy strategy, enum ft_handshake
         memset(&other, 0, sizeof other);
         sliced_come(engine.session, &prompt, &other, 3, captures ? &of_alone : NULL);
         sliced_drain(engine.session, &other);
-        CHECK_EQ(sliced_check(&other, m->layer_count), 0);
+        CHECK_EQ(sliced_check(&other, engine.model->layer_count), 0);
         uint32_t b = other.b, b_tokens[3];
         CHECK_EQ(other.counts[b], 3);
         memcpy(b_tokens, other.tokens[b], sizeof b_tokens);
@@ -119,7 +118,8 @@ static void check(const char *name, enum ft_strategy strategy, enum ft_handshake
         }
         /* Which experts share a launch, and so its form, follows from the slots: the same bits only where these do not
          * change. */
-        double error = captures ? fixture_error(beside, alone, (prompt.count - 2u) * (uint64_t)m->vocab) : 0;
+        double error =
+            captures ? fixture_error(beside, alone, (prompt.count - 2u) * (uint64_t)prompt.vocab) : 0;
         CHECK(error <= TOLERANCE);
         CHECK(error == 0 || (strategy != FT_STRATEGY_FUSED && strategy != FT_STRATEGY_CPU));
         worst = fmax(worst, error);

@@ -252,12 +252,13 @@ static struct stage build_layer(struct builder *b, uint32_t layer, struct stage 
 static void build_all(struct builder *b)
 {
     const struct ft_model *m = b->model;
-    struct stage last =
-        stage(b, FT_OP_EMBED, FT_GRAPH_NO_LAYER, b->shape.rows, 1, 4ull * m->hidden * m->hc_count, 0);
-    for (uint32_t layer = 0; layer < m->layer_count; layer++)
+    struct stage last = {0, 0};
+    if (!b->shape.layer_begin)
+        last = stage(b, FT_OP_EMBED, FT_GRAPH_NO_LAYER, b->shape.rows, 1, 4ull * m->hidden * m->hc_count, 0);
+    for (uint32_t layer = b->shape.layer_begin; layer < b->shape.layer_end; layer++)
         last = build_layer(b, layer, last);
     b->phase = FT_PHASE_HEAD;
-    if (b->shape.logit_rows) {
+    if (b->shape.logit_rows && b->shape.layer_end == m->layer_count) {
         last = build_mix(b, FT_GRAPH_NO_LAYER, b->shape.logit_rows, true, last);
         last = project(b, FT_OP_HEAD, FT_GRAPH_NO_LAYER, m->vocab, m->hidden, b->shape.logit_rows, last);
         struct stage sample =
@@ -336,7 +337,12 @@ int ft_graph_build(struct ft_graph *graph, struct ft_arena *arena, const struct 
         return ft_error_set(err, FT_LIMIT,
                             "a step of %u rows, %u sequences and %u logit rows is not possible", shape->rows,
                             shape->sequences, shape->logit_rows);
-    struct builder b = {.graph = graph, .model = model, .tiling = tiling, .shape = *shape};
+    if (!graph->shape.layer_end)
+        graph->shape.layer_end = model->layer_count;
+    if (graph->shape.layer_begin >= graph->shape.layer_end || graph->shape.layer_end > model->layer_count)
+        return ft_error_set(err, FT_LIMIT, "a step of layers %u to %u is not possible: the model has %u",
+                            graph->shape.layer_begin, graph->shape.layer_end, model->layer_count);
+    struct builder b = {.graph = graph, .model = model, .tiling = tiling, .shape = graph->shape};
     build_all(&b);
     graph->static_count = b.jobs;
     graph->edge_count = b.edges;

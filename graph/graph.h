@@ -12,6 +12,9 @@
  *                  |                                           expert_up.. -> expert_down.. } -> combine.. ... -> end
  *                  `-> shared_up.. -> shared_down.. ------------------------------------------^
  *
+ * A slice of a step (struct ft_shape) has the jobs of its layers alone: without embed when it does not begin at
+ * layer 0, without the head when it does not reach the last layer.
+ *
  * Between two stages with several tiles stands a join (lane inline): the last tile to finish releases all
  * tiles of the next stage, so edges stay tiles + tiles instead of tiles x tiles.
  */
@@ -29,6 +32,9 @@ struct ft_shape {
     uint32_t sequences;  /* sequences in the step */
     uint32_t logit_rows; /* rows that go through the head */
     bool prefill;        /* some sequence brings more than one row */
+    /* The layers of the step: [layer_begin, layer_end); layer_end 0 = to the last one. A slice of a step begins
+     * with the residual streams that the slice before left, and only the last one has a head. */
+    uint32_t layer_begin, layer_end;
 };
 
 /* How stages are cut. */
@@ -68,7 +74,7 @@ struct ft_graph {
 };
 
 /* Fills `graph` inside `arena` (counting arenas welcome: then only the counts of `graph` are set). Dense
- * weights are counted as bf16. Errors: FT_LIMIT when the shape has no rows or more jobs than 32-bit ids. */
+ * weights are counted as bf16. Errors: FT_LIMIT when the shape has no rows, no layers or more jobs than 32-bit ids. */
 int ft_graph_build(struct ft_graph *graph, struct ft_arena *arena, const struct ft_model *model,
                    const struct ft_shape *shape, const struct ft_tiling *tiling, struct ft_error *err);
 /* Counts, maps an arena of that size and fills it. The arena is the caller's to end; empty on failure. */

@@ -96,6 +96,13 @@ static inline uint32_t ft_plan_rows_max(const struct ft_plan *plan)
     return FT_MAX(plan->chunk_rows, plan->sequences_max);
 }
 
+/* Rows of the second set of activations: a prefill pauses between layers while other sequences decode, so these
+ * have a place of their own. 0: there is one sequence, which does one after the other. */
+static inline uint32_t ft_plan_decode_rows(const struct ft_plan *plan)
+{
+    return plan->sequences_max > 1 ? plan->sequences_max : 0;
+}
+
 /* Consistency of a plan with its model: pools non-zero where needed, sums right, lanes legal; several GPUs: their layers
  * and slots follow each other without a gap. */
 int ft_plan_check(const struct ft_plan *plan, const struct ft_model *model, struct ft_error *err);

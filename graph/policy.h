@@ -109,6 +109,12 @@ struct ft_step_summary {
     uint32_t hits, misses, fetches, cpu_experts;
 };
 
+/* A recorded step: layers [layer_begin, layer_end) of prompt rows, or a decode step. */
+struct ft_policy_step {
+    uint32_t step, layer_begin, layer_end;
+    bool prefill;
+};
+
 struct ft_policy_params {
     const struct ft_model *model;
     const struct ft_machine *machine;
@@ -134,6 +140,8 @@ struct ft_policy {
     /* A policy that repeats given choices: how many it could not repeat so far. NULL for the others. Called between
      * steps. */
     uint64_t (*departures)(const void *state);
+    /* Of such a policy: what step number `step` was; false: that is not known. May be NULL. Called between steps. */
+    bool (*find_step)(const void *state, uint32_t step, struct ft_policy_step *found);
 };
 
 /* The safe default: resident -> device; missing -> CPU. Needs no state. */

@@ -7,13 +7,13 @@
 
 #include <string.h>
 
-#define SCHEMA 1u
+#define SCHEMA 2u
 #define KIND_HEADER 1u
 #define KIND_STEP 2u
 #define MAGIC_BYTES 12u /* "FTTRACE1", u32 schema */
 #define FRAME_BYTES 12u /* kind, payload bytes, checksum */
 #define RECORD_BYTES 64u
-#define STEP_BYTES 40u    /* payload in front of the records */
+#define STEP_BYTES 48u    /* payload in front of the records */
 #define HEADER_BYTES 144u /* payload in front of the thread names */
 #define NAME_BYTES 16u
 
@@ -143,6 +143,7 @@ uint64_t ft_trace_encode_step(const struct ft_trace_step *step, void *buffer, ui
     at = put_u32(put_u32(put_u32(at, step->step), step->rows), step->sequences);
     at = put_u32(put_u32(at, step->prefill != 0), step->dropped + (step->record_count - count));
     at = put_u64(put_u64(put_u32(at, count), step->begin_ns), step->end_ns);
+    at = put_u32(put_u32(at, step->layer_begin), step->layer_end);
     for (uint32_t i = 0; i < count; i++)
         at = put_record(at, &step->records[i]);
     end_frame(buffer, payload);
@@ -272,12 +273,17 @@ static int decode_step(struct ft_trace_step *step, const uint8_t *at, uint32_t b
                                   .dropped = get_u32(at + 16),
                                   .record_count = get_u32(at + 20),
                                   .begin_ns = get_u64(at + 24),
-                                  .end_ns = get_u64(at + 32)};
+                                  .end_ns = get_u64(at + 32),
+                                  .layer_begin = get_u32(at + 40),
+                                  .layer_end = get_u32(at + 44)};
     if (found.prefill > 1 || found.end_ns < found.begin_ns)
         return ft_error_set(err, FT_FORMAT,
                             "trace: byte %llu: step %u has prefill %u and ends before it begins or is "
                             "neither prefill nor decode",
                             byte, found.step, found.prefill);
+    if (found.layer_begin > found.layer_end || found.layer_end > FT_LAYERS_MAX)
+        return ft_error_set(err, FT_FORMAT, "trace: byte %llu: step %u has layers %u to %u", byte, found.step,
+                            found.layer_begin, found.layer_end);
     if ((uint64_t)found.record_count * RECORD_BYTES != bytes - STEP_BYTES)
         return ft_error_set(err, FT_FORMAT,
                             "trace: byte %llu: step %u announces %u records of %u bytes in %u bytes", byte,

@@ -64,6 +64,7 @@ struct ft_trace_header {
 /* Kind 2. */
 struct ft_trace_step {
     uint32_t step, rows, sequences, prefill /* 0 or 1 */, dropped, record_count;
+    uint32_t layer_begin, layer_end; /* its layers; of a slice of a prefill not all */
     uint64_t begin_ns, end_ns;
     const struct ft_trace_record *records; /* [record_count] */
 };

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The rows of one step: which tokens, at which positions, of which sequences. Filled by the session between
- * steps, read-only inside a step but for the fields marked "out".
+ * steps, read-only inside a step but for the fields marked "out". A batch may take several steps, one after the
+ * other, each with the layers that follow (slices); its activations stay where they are between them.
  */
 #ifndef FT_JOBS_BATCH_H
 #define FT_JOBS_BATCH_H
@@ -31,6 +32,7 @@ struct ft_batch_sequence {
 
 struct ft_batch {
     uint32_t rows, sequence_count, logit_rows;
+    uint32_t layer_begin, layer_end;     /* layers of the step; not all of them: a slice of a prefill */
     bool prefill;                        /* some sequence brings more than one row */
     uint32_t decode_step;                /* steps without prefill rows before this one, since open */
     uint32_t *token;                     /* [rows] */

@@ -34,6 +34,14 @@ struct ft_active {
     uint32_t *group;   /* [count] active indices in the order of the device's groups */
 };
 
+/* Activations of a step's rows. Decode rows have a set of their own, so that a prefill may pause between two layers:
+ * its residual streams stay in the other set. A plan for one sequence has one set. */
+enum ft_set { FT_SET_PREFILL, FT_SET_DECODE, FT_SET_COUNT };
+struct ft_activations {
+    struct ft_workspace space;
+    float *buffer; /* [space.count] */
+};
+
 struct ft_execute {
     const struct ft_model *model;
     const struct ft_weights *weights;
@@ -41,8 +49,9 @@ struct ft_execute {
     const struct ft_routing *routing; /* replaces the router's choice in decode steps; NULL = none */
     struct ft_state_layout state;
     struct ft_kv_layout kv;
-    struct ft_workspace space;
-    float *buffer;       /* [space.count] */
+    struct ft_activations sets[FT_SET_COUNT];
+    struct ft_workspace space; /* of the running step: one of the sets */
+    float *buffer;
     double *frequencies; /* [rotary_dim / 2] */
     double rotary_scale;
     float **scratch; /* [threads] of scratch_count f32 */
@@ -71,6 +80,18 @@ void ft_execute_ple_decode(struct ft_execute *x, uint32_t table, uint32_t rows);
 /* Parts in other files of the folder. */
 void ft_execute_attention_op(struct ft_execute *x, uint32_t thread, enum ft_op op, uint32_t layer,
                              uint32_t begin, uint32_t end);
+
+static inline enum ft_set ft_execute_set_of(const struct ft_batch *batch)
+{
+    return batch->prefill ? FT_SET_PREFILL : FT_SET_DECODE;
+}
+
+/* Between steps: what the next one works on. */
+static inline void ft_execute_use(struct ft_execute *x, enum ft_set set)
+{
+    x->space = x->sets[set].space;
+    x->buffer = x->sets[set].buffer;
+}
 
 static inline float *ft_execute_at(const struct ft_execute *x, uint64_t offset, uint64_t row, uint64_t width)
 {

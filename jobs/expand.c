@@ -8,8 +8,8 @@
  *
  * Waves. Decode: a fetch fills a slot. Slots may be fewer than missing experts; then a slot is filled again
  * in a later wave, and that wave's fetches wait for the group before it. Prefill: fetched experts land in two
- * staging buffers in turn and never touch the slots; the fetches of wave w wait for group w - 2, which read
- * the same buffer.
+ * staging buffers in turn; the fetches of wave w wait for group w - 2, which read the same buffer. What the
+ * slots hold, and in which order it was used, is afterwards what decode steps left.
  */
 #include <sched.h>
 #include <string.h>
@@ -82,14 +82,20 @@ static void decide(struct ft_step *step, uint32_t layer, struct ft_layer_out *ou
 {
     struct ft_active *a = &step->x.active;
     const struct ft_expert_layout *layout = &step->weights->layers[layer].expert_layout;
+    bool prefill = step->x.batch->prefill;
     for (uint32_t i = 0; i < a->count; i++) {
         a->slot[i] = ft_slots_find(&step->slots, layer, a->expert[i]);
-        a->last_used[i] = ft_slots_touch(&step->slots, layer, a->expert[i], step->step_number);
+        a->last_used[i] = prefill ? ft_slots_last_use(&step->slots, layer, a->expert[i])
+                                  : ft_slots_touch(&step->slots, layer, a->expert[i], step->step_number);
         a->victim[i] = FT_NONE;
         a->predicted_ns[i] = 0;
         a->reason[i] = FT_REASON_NONE;
         a->place[i] = FT_PLACE_CPU;
-        if (a->slot[i] != FT_NONE)
+        if (a->slot[i] == FT_NONE)
+            continue;
+        if (prefill)
+            ft_slots_borrow(&step->slots, a->slot[i]);
+        else
             ft_slots_lease(&step->slots, a->slot[i], step->step_number);
     }
     struct ft_layer_in in = {.step = step->step_number,
@@ -99,7 +105,7 @@ static void decide(struct ft_step *step, uint32_t layer, struct ft_layer_out *ou
                              .rows = a->rows,
                              .slot = a->slot,
                              .last_used = a->last_used,
-                             .prefill = step->x.batch->prefill,
+                             .prefill = prefill,
                              .has_device = step->plan->device != FT_DEVICE_NONE,
                              .expert_bytes = layout->bytes,
                              .format = layout->format};
@@ -110,7 +116,7 @@ static void decide(struct ft_step *step, uint32_t layer, struct ft_layer_out *ou
     step->policy->decide_layer(step->policy_state, &in, out);
     step->repairs += ft_policy_check_answer(&in, out);
     if (step->cuda)
-        suit_gpu(step, in.prefill);
+        suit_gpu(step, prefill);
 }
 
 static void record_choices(struct ft_step *step, uint32_t thread, uint32_t layer)

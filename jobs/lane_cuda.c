@@ -190,6 +190,9 @@ int ft_lane_cuda_open(struct ft_lane_cuda **out, uint32_t gpu, struct ft_error *
         if (status == FT_OK)
             status = FT_CUDA_TRY(lane, cudaEventCreateWithFlags(&lane->grouped[i], cudaEventDisableTiming),
                                  err, "an event");
+        if (status == FT_OK)
+            status = FT_CUDA_TRY(lane, cudaEventCreateWithFlags(&lane->ahead[i], cudaEventDisableTiming), err,
+                                 "an event");
     }
     if (status == FT_OK)
         status = FT_CUDA_TRY(lane, cudaEventCreateWithFlags(&lane->last_group, cudaEventDisableTiming), err,
@@ -243,6 +246,8 @@ static void close_one(struct ft_lane_cuda *lane)
             (void)cudaEventDestroy(lane->staged[i]);
         if (lane->grouped[i])
             (void)cudaEventDestroy(lane->grouped[i]);
+        if (lane->ahead[i])
+            (void)cudaEventDestroy(lane->ahead[i]);
     }
     if (lane->last_group)
         (void)cudaEventDestroy(lane->last_group);

@@ -26,6 +26,11 @@
  * to its layers. For the session they are blocks at addresses that nothing is mapped at (ft_lane_cuda_reserve);
  * struct ft_memory and the lane find the parts.
  *
+ * A prefill may pause between layers: its next slice is another step, and decode steps come in between. Both have
+ * activations and inputs of their own (struct ft_cuda_set); streams, lists, flags and scratch are shared, since a
+ * step ends before the next one begins. What outlives a slice on the link are at most two pieces of the layer
+ * behind it, and what a staging buffer holds.
+ *
  * The table of flags, with writers, fences and readers, is in kernels_cuda/kernels_cuda.h (struct
  * ft_cuda_exchange).
  *

@@ -22,6 +22,7 @@
 #define SLEEP_NS 50000
 #define QUERY_NS 1000000u  /* between two questions whether the GPU still lives */
 #define STREAM_FROM 2u     /* picks per expert from which on nearly all experts of a layer are used */
+#define AHEAD_PIECES 64u   /* of a layer that is streamed behind a slice */
 #define WARM_JOBS 160u     /* dynamic jobs of one layer of a decode step, about */
 #define BETWEEN_NS 200000u /* of looking for the next step before the driver sleeps */
 /* A longer gap between two looks is time in which this process was stopped, and proves nothing about the GPU. */
@@ -39,8 +40,10 @@ struct drive {
     bool captured;
     /* Prefill that uses nearly all experts streams whole layers through the staging pairs, ahead of the router. */
     bool streaming;
-    uint32_t waves;    /* of the layer at hand, launch path */
-    bool layer_on_cpu; /* the layer at hand has experts on the CPU */
+    uint32_t layer_begin, layer_end; /* of this step */
+    bool streams_ahead;              /* the link has nothing to do but the layer behind this slice */
+    uint32_t waves;                  /* of the layer at hand, launch path */
+    bool layer_on_cpu;               /* the layer at hand has experts on the CPU */
 };
 
 /* release: whoever polls on the device sees it and gives up. Like every flag it holds the step's epoch. */
@@ -128,6 +131,8 @@ static void see_end(struct drive *d)
         d->before->done_ns = ft_clock_ns(&d->step->clock);
 }
 
+static void stream_ahead(struct drive *d);
+
 /* Polls a flag of the GPU, then sleeps between polls; asks now and then whether the GPU still lives. */
 static bool wait_flag(struct drive *d, const uint32_t *flag, const char *what)
 {
@@ -142,6 +147,8 @@ static bool wait_flag(struct drive *d, const uint32_t *flag, const char *what)
         if (polls % LOOK_EVERY)
             continue;
         uint64_t now = ft_clock_ns(clock);
+        if (d->streams_ahead)
+            stream_ahead(d);
         if (now - asked > QUERY_NS) {
             asked = now;
             if (!ask_all(d, what))
@@ -282,34 +289,85 @@ static void fetch_captured(struct drive *d, uint32_t layer)
 
 /* ---- prefill: whole layers, ahead of the router ---- */
 
-/* Copies what the slots do not hold of a layer of this GPU into its staging buffer, neighbours together, once the experts
- * that read the buffer last have run. */
+/* Experts [first, end) of a layer, none of them in a slot, into the next places of its buffer. */
+static void stage(struct drive *d, uint32_t layer, uint32_t first, uint32_t end)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    const struct ft_layer_weights *w = &lane->options.weights->layers[layer];
+    uint32_t buffer = layer % 2, place = lane->staged_places[buffer];
+    uint64_t stride = w->expert_layout.stride;
+    for (uint32_t e = first; e < end; e++)
+        lane->staged_at[(uint64_t)buffer * d->step->model->expert_count + e] = lane->staged_places[buffer]++;
+    (void)try_(d,
+               copy_in(lane, ft_step_staging(d->step, layer)[buffer] + stride * place,
+                       w->experts + stride * first, stride * (end - first)),
+               "streaming a layer's experts to the GPU");
+}
+
+/* Copies the next of a layer's experts, `count` at most, neighbours together, once the experts that read the
+ * buffer last have run. */
+static void stream_experts(struct drive *d, uint32_t layer, uint32_t count)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    const struct ft_slots *slots = &d->step->slots;
+    uint32_t buffer = layer % 2, experts = d->step->model->expert_count, *next = &lane->staged_next[buffer];
+    uint32_t *at = lane->staged_at + (uint64_t)buffer * experts;
+    if (lane->staged_layer[buffer] != layer) {
+        lane->staged_layer[buffer] = layer;
+        *next = lane->staged_places[buffer] = 0;
+        (void)try_(d, (int)cudaStreamWaitEvent(lane->copy, lane->grouped[buffer], 0),
+                   "ordering copies behind experts");
+    }
+    while (*next < experts && count && !is_broken(d)) {
+        uint32_t first = *next;
+        for (; *next < experts && count && ft_slots_find(slots, layer, *next) == FT_NONE; count--)
+            ++*next;
+        if (*next > first)
+            stage(d, layer, first, *next);
+        else
+            at[(*next)++] = FT_NONE;
+    }
+}
+
+/* Copies what the slots do not hold of a layer of this GPU into its staging buffer. Part of it may be there since the slice
+ * before; decode steps have changed the slots since then. */
 static void stream_layer(struct drive *d, uint32_t layer)
 {
     struct ft_lane_cuda *lane = d->lane;
-    struct ft_step *step = d->step;
-    const struct ft_model *m = step->model;
-    if (layer >= lane->layer_end || m->layers[layer].dense || is_broken(d))
+    const struct ft_model *m = d->step->model;
+    uint32_t buffer = layer % 2;
+    d->streams_ahead |= layer == d->layer_end && layer < lane->layer_end;
+    if (layer >= d->layer_end || layer >= lane->layer_end || m->layers[layer].dense || is_broken(d))
         return;
-    const struct ft_layer_weights *w = &lane->options.weights->layers[layer];
-    uint32_t buffer = layer % 2, *at = lane->staged_at + (uint64_t)buffer * m->expert_count, next = 0;
-    uint64_t stride = w->expert_layout.stride;
-    (void)try_(d, (int)cudaStreamWaitEvent(lane->copy, lane->grouped[buffer], 0),
-               "ordering copies behind experts");
-    for (uint32_t e = 0; e < m->expert_count && !is_broken(d);) {
-        uint32_t first = e, place = next;
-        for (; e < m->expert_count && ft_slots_find(&step->slots, layer, e) == FT_NONE; e++)
-            at[e] = next++;
-        if (e == first) {
-            at[e++] = FT_NONE;
-            continue;
-        }
-        int error = copy_in(lane, ft_step_staging(step, layer)[buffer] + stride * place,
-                            w->experts + stride * first, stride * (e - first));
-        (void)try_(d, error, "streaming a layer's experts to the GPU");
-    }
+    const uint32_t *at = lane->staged_at + (uint64_t)buffer * m->expert_count;
+    if (lane->staged_layer[buffer] == layer)
+        for (uint32_t e = 0; e < lane->staged_next[buffer] && !is_broken(d); e++)
+            if (at[e] == FT_NONE && ft_slots_find(&d->step->slots, layer, e) == FT_NONE)
+                stage(d, layer, e, e + 1);
+    stream_experts(d, layer, UINT32_MAX);
     if (!is_broken(d))
         (void)try_(d, (int)cudaEventRecord(lane->staged[buffer], lane->copy), "marking the copies' end");
+}
+
+/* While the GPU computes the last layer of a slice the link would stand still: it takes pieces of the next layer,
+ * two at a time, so that the decode step behind this slice waits for little. */
+static void stream_ahead(struct drive *d)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    uint32_t layer = d->layer_end, buffer = layer % 2, experts = d->step->model->expert_count;
+    if (is_broken(d) || d->step->model->layers[layer].dense ||
+        (lane->staged_layer[buffer] == layer && lane->staged_next[buffer] == experts))
+        return;
+    cudaEvent_t older = lane->ahead[lane->ahead_count % 2];
+    cudaError_t state = cudaEventQuery(older);
+    if (state == cudaErrorNotReady) {
+        (void)cudaGetLastError();
+        return;
+    }
+    stream_experts(d, layer, FT_MAX(experts / AHEAD_PIECES, 1u));
+    lane->ahead_count++;
+    if (!is_broken(d) && try_(d, (int)state, "streaming ahead"))
+        (void)try_(d, (int)cudaEventRecord(older, lane->copy), "marking the copies' end");
 }
 
 static const char *staged_blob(const struct drive *d, uint32_t layer, uint32_t expert)
@@ -553,7 +611,7 @@ static void drive_router(struct drive *d, uint32_t job, uint32_t layer)
 {
     struct ft_lane_cuda *lane = d->lane;
     struct ft_step *step = d->step;
-    const struct ft_cuda_exchange *e = &lane->c.exchange;
+    const struct ft_cuda_exchange *e = &d->c->exchange;
     uint32_t *ids = e->ids + (uint64_t)layer * e->rows_max * step->model->topk;
     if (!d->captured && !is_broken(d))
         launch_front(d, layer);
@@ -621,7 +679,7 @@ static void capture_topk(struct drive *d, uint32_t layer)
 static void capture_head(struct drive *d)
 {
     const struct ft_model *m = d->step->model;
-    for (uint32_t l = 0; l < d->batch->logit_rows; l++) {
+    for (uint32_t l = 0; l < d->c->step.logit_rows; l++) {
         float *hidden = ft_capture_final(m, d->batch, d->batch->logit_row[l]),
               *logits = ft_capture_logits(m, d->batch, d->batch->logit_row[l]);
         if (hidden)
@@ -687,12 +745,12 @@ static void drive_dense(struct drive *d, uint32_t layer)
     }
 }
 
-/* The GPUs before the last, which were done long before it, are so for the host, too. */
+/* The step's GPUs before its last, which were done long before it, are so for the host, too. */
 static bool end_others(struct drive *d)
 {
     struct ft_lane_cuda *last = d->lane;
     bool ended = true;
-    for (struct ft_lane_cuda *lane = d->first; lane != last && ended; lane = lane->next) {
+    for (struct ft_lane_cuda *lane = lane_of(d, d->layer_begin); lane != last && ended; lane = lane->next) {
         use(d, lane);
         ended = wait_flag(d, lane->c.exchange.done, "waiting for the end of its layers");
         if (!lane->done_ns)
@@ -704,9 +762,7 @@ static bool end_others(struct drive *d)
 
 static void drive_end(struct drive *d)
 {
-    struct ft_lane_cuda *lane = d->first;
-    while (lane->next)
-        lane = lane->next;
+    struct ft_lane_cuda *lane = lane_of(d, d->layer_end - 1), *behind = lane->next;
     use(d, lane);
     if (!d->captured && !is_broken(d)) {
         (void)try_(d, ft_cuda_launch_head(d->c, lane->compute), "launching the head");
@@ -719,7 +775,7 @@ static void drive_end(struct drive *d)
     if (!end_others(d))
         return;
     mark_failed_rows(d);
-    for (uint32_t l = 0; l < d->batch->logit_rows; l++) {
+    for (uint32_t l = 0; l < d->c->step.logit_rows; l++) {
         uint32_t row = d->batch->logit_row[l];
         struct ft_batch_sequence *s = &d->batch->sequences[d->batch->row_sequence[row]];
         if (d->batch->position[row] + 1 != s->token_count)
@@ -728,7 +784,7 @@ static void drive_end(struct drive *d)
         if (s->sampled == FT_NONE)
             ft_execute_fail_row(&d->step->x, row, d->step->model->layer_count);
     }
-    for (lane = d->first; lane; lane = lane->next)
+    for (lane = lane_of(d, d->layer_begin); lane != behind; lane = lane->next)
         ft_cuda_record_stamps(lane, lane->done_ns);
 }
 
@@ -771,7 +827,7 @@ static void count_step(const struct drive *d, struct ft_lane_cuda *lane)
     *c = lane->c;
     c->step.rows = d->batch->rows;
     c->step.sequences = d->batch->sequence_count;
-    c->step.logit_rows = d->batch->logit_rows;
+    c->step.logit_rows = d->layer_end == d->step->model->layer_count ? d->batch->logit_rows : 0;
     if (d->batch->prefill) /* no expert runs on the CPU */
         c->exchange.host_x = NULL;
     if (d->batch->prefill || d->batch->rows > FT_CUDA_DECODE_ROWS)
@@ -850,13 +906,17 @@ static void begin_launched(struct drive *d)
         use(d, lane);
         if (is_broken(d) ||
             !try_(d, ft_cuda_fill_inputs(lane, d->batch, d->epoch), "copying the recent tokens") ||
-            !try_(d, ft_cuda_copy_inputs(lane), "copying the step's inputs") ||
-            !try_(d, ft_cuda_launch_begin(lane, d->c), "launching the embedding"))
+            !try_(d, ft_cuda_copy_inputs(lane), "copying the step's inputs"))
             break;
-        if (lane == d->first && wants_capture(d->batch))
+        if (!d->layer_begin && !try_(d, ft_cuda_launch_begin(lane, d->c), "launching the embedding"))
+            break;
+        if (!d->layer_begin && lane == d->first && wants_capture(d->batch))
             capture_residual(d, 0);
-        for (uint32_t i = 0; i < 2 && d->streaming; i++)
-            stream_layer(d, lane->layer_begin + i);
+        if (d->batch->prefill && !d->layer_begin)
+            lane->staged_layer[0] = lane->staged_layer[1] = FT_NONE;
+        uint32_t begin = FT_MAX(lane->layer_begin, d->layer_begin);
+        for (uint32_t i = 0; i < 2 && d->streaming && begin < lane->layer_end; i++)
+            stream_layer(d, begin + i);
     }
     use(d, d->first);
 }
@@ -940,6 +1000,11 @@ void *ft_cuda_drive(void *context)
         uint32_t count = graph->device_count;
         d.batch = step->x.batch;
         d.epoch = seen;
+        d.layer_begin = graph->shape.layer_begin;
+        d.layer_end = graph->shape.layer_end;
+        d.streams_ahead = false;
+        for (struct ft_lane_cuda *gpu = lane; gpu; gpu = gpu->next)
+            ft_cuda_use_set(gpu, ft_execute_set_of(d.batch));
         d.tokens = ft_cuda_tokens_bound(d.batch);
         begin_step(&d);
         for (uint32_t i = 0; i < count; i++)

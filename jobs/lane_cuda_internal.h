@@ -43,6 +43,18 @@ struct ft_cuda_host_lists {
     uint32_t waves_max;
 };
 
+/* What a step's rows need of their own, as struct ft_activations: a paused prefill leaves its streams and inputs here
+ * while decode steps, whose captures hold pointers to the other set, use that one. */
+struct ft_cuda_set {
+    struct ft_workspace space;
+    float *base;
+    struct ft_cuda_inputs inputs;
+    char *inputs_host, *inputs_device;
+    uint32_t *failed, *sampled, *recent_device;
+    uint32_t rows_max;
+    const float *host_ple;
+};
+
 typedef cudaError_t (*ft_stream_write_32)(cudaStream_t stream, uintptr_t address, uint32_t value,
                                           unsigned flags);
 
@@ -92,7 +104,8 @@ struct ft_lane_cuda {
     struct ft_lane_cuda_options options;
     struct ft_weights weights; /* device pointers */
     struct ft_layer_weights *layers;
-    struct ft_cuda c;
+    struct ft_cuda_set sets[FT_SET_COUNT];
+    struct ft_cuda c;       /* with the set of the running step */
     struct ft_cuda running; /* with the counts of the step at hand */
     struct ft_cuda_host_ends host;
     struct ft_cuda_inputs inputs;
@@ -110,8 +123,15 @@ struct ft_lane_cuda {
     const struct ft_cuda_capture *capture; /* of the step at hand */
     bool map_dirty;                        /* slot_of on the device differs from the host's map */
     cudaEvent_t staged[2], grouped[2], last_group;
-    uint32_t staging_wave;   /* of the layer at hand: which staging buffer */
-    uint32_t *staged_at;     /* [2, expert_count] place in the staging buffer, FT_NONE: resident */
+    uint32_t staging_wave; /* of the layer at hand: which staging buffer */
+    uint32_t *staged_at;   /* [2, expert_count] place in the staging buffer, FT_NONE: resident */
+    /* What a buffer holds: experts [0, staged_next) of a layer, as far as they had no slot, in so many places. It stays
+     * when a prefill pauses. */
+    uint32_t staged_layer[2], staged_next[2], staged_places[2];
+    cudaEvent_t
+        ahead[2]; /* pieces of the layer behind a slice, on their way: the older one is ahead_count % 2 */
+    uint32_t ahead_count;
+    uint64_t last_stamp;     /* end of its step before, GPU clock */
     uint64_t done_ns;        /* when the driver saw that its part of the step was done */
     int64_t clock_offset_ns; /* host clock - GPU clock, least seen */
     bool clock_known;
@@ -156,6 +176,8 @@ void ft_cuda_pin_banks(struct ft_lane_cuda *lane, const struct ft_model *model,
                        const struct ft_weights *weights);
 /* lane_cuda_step.c: the block of inputs, the launches of a step, captures. */
 int ft_cuda_make_buffers(struct ft_lane_cuda *lane, struct ft_error *err);
+/* Before a step is begun: what it works on. */
+void ft_cuda_use_set(struct ft_lane_cuda *lane, enum ft_set set);
 /* Bound of the context of the batch's rows: a power of two, at least 256. */
 uint32_t ft_cuda_tokens_bound(const struct ft_batch *batch);
 /* Writes the step's inputs into pinned memory, queues the copy of what the repetition penalty looks at. */

@@ -18,12 +18,12 @@ static uint64_t place(uint64_t *at, uint64_t count, uint64_t size)
     return offset;
 }
 
-static void lay_out_inputs(struct ft_cuda_inputs *inputs, const struct ft_lane_cuda_options *o)
+static void lay_out_inputs(struct ft_cuda_inputs *inputs, const struct ft_lane_cuda_options *o, uint32_t rows)
 {
     uint64_t at = 0;
-    inputs->token = place(&at, o->rows_max, 4);
-    inputs->position = place(&at, o->rows_max, 4);
-    inputs->row_sequence = place(&at, o->rows_max, 4);
+    inputs->token = place(&at, rows, 4);
+    inputs->position = place(&at, rows, 4);
+    inputs->row_sequence = place(&at, rows, 4);
     inputs->logit_row = place(&at, o->logit_rows_max, 4);
     inputs->first_row = place(&at, o->sequences_max, 4);
     inputs->row_count = place(&at, o->sequences_max, 4);
@@ -52,28 +52,70 @@ static void point_inputs(struct ft_lane_cuda *lane)
     s->pages_max = lane->options.pages_max;
 }
 
-static int make_inputs(struct ft_lane_cuda *lane, struct ft_error *err)
+static int make_inputs(struct ft_lane_cuda *lane, struct ft_cuda_set *set, uint32_t rows,
+                       struct ft_error *err)
 {
     const struct ft_lane_cuda_options *o = &lane->options;
-    lay_out_inputs(&lane->inputs, o);
+    set->rows_max = rows;
+    lay_out_inputs(&set->inputs, o, rows);
     int status =
-        ft_cuda_alloc(lane, FT_TIER_RAM, lane->inputs.bytes, "step inputs", (void **)&lane->inputs_host, err);
+        ft_cuda_alloc(lane, FT_TIER_RAM, set->inputs.bytes, "step inputs", (void **)&set->inputs_host, err);
     if (status == FT_OK)
-        status = ft_cuda_alloc(lane, FT_TIER_DEVICE, lane->inputs.bytes, "step inputs",
-                               (void **)&lane->inputs_device, err);
+        status = ft_cuda_alloc(lane, FT_TIER_DEVICE, set->inputs.bytes, "step inputs",
+                               (void **)&set->inputs_device, err);
     if (status == FT_OK)
-        status = ft_cuda_alloc(lane, FT_TIER_RAM, (uint64_t)o->rows_max * 4, "row states",
-                               (void **)&lane->c.step.failed, err);
+        status =
+            ft_cuda_alloc(lane, FT_TIER_RAM, (uint64_t)rows * 4, "row states", (void **)&set->failed, err);
     if (status == FT_OK)
         status = ft_cuda_alloc(lane, FT_TIER_RAM, (uint64_t)FT_MAX(o->logit_rows_max, 1u) * 4,
-                               "sampled tokens", (void **)&lane->c.step.sampled, err);
+                               "sampled tokens", (void **)&set->sampled, err);
     lane->recent_max = lane->options.pages_max * lane->step->plan->page_tokens;
     if (status == FT_OK && !lane->next) /* who has the head samples */
         status = ft_cuda_alloc(lane, FT_TIER_DEVICE, (uint64_t)o->logit_rows_max * lane->recent_max * 4,
-                               "recent tokens", (void **)&lane->recent_device, err);
-    if (status == FT_OK)
-        point_inputs(lane);
+                               "recent tokens", (void **)&set->recent_device, err);
     return status;
+}
+
+/* The activations of `rows` rows and their inputs. */
+static int make_set(struct ft_lane_cuda *lane, enum ft_set which, uint32_t rows, struct ft_error *err)
+{
+    struct ft_cuda_set *set = &lane->sets[which];
+    const struct ft_activations *host = &lane->step->x.sets[which];
+    uint32_t logit_rows = lane->next ? 0 : lane->options.logit_rows_max; /* the last GPU has the head */
+    ft_workspace_init(&set->space, lane->step->model, rows, lane->options.sequences_max,
+                      FT_MIN(logit_rows, which == FT_SET_DECODE ? rows : UINT32_MAX));
+    set->host_ple = host->buffer + host->space.ple_e;
+    int status = ft_cuda_alloc(lane, FT_TIER_DEVICE, set->space.count * sizeof(float), "activations",
+                               (void **)&set->base, err);
+    return status == FT_OK ? make_inputs(lane, set, rows, err) : status;
+}
+
+static int make_sets(struct ft_lane_cuda *lane, struct ft_error *err)
+{
+    uint32_t rows = ft_plan_decode_rows(lane->step->plan);
+    int status = make_set(lane, FT_SET_PREFILL, lane->options.rows_max, err);
+    if (status == FT_OK && rows)
+        status = make_set(lane, FT_SET_DECODE, rows, err);
+    else
+        lane->sets[FT_SET_DECODE] = lane->sets[FT_SET_PREFILL];
+    return status;
+}
+
+void ft_cuda_use_set(struct ft_lane_cuda *lane, enum ft_set which)
+{
+    const struct ft_cuda_set *set = &lane->sets[which];
+    struct ft_cuda *c = &lane->c;
+    lane->inputs = set->inputs;
+    lane->inputs_host = set->inputs_host;
+    lane->inputs_device = set->inputs_device;
+    lane->recent_device = set->recent_device;
+    c->space = set->space;
+    c->base = set->base;
+    c->step.failed = set->failed;
+    c->step.sampled = set->sampled;
+    c->exchange.rows_max = set->rows_max;
+    c->exchange.host_ple = set->host_ple;
+    point_inputs(lane);
 }
 
 static int make_list(struct ft_lane_cuda *lane, struct ft_cuda_list *list, uint32_t groups, uint32_t pairs,
@@ -136,7 +178,6 @@ static int make_exchange(struct ft_lane_cuda *lane, struct ft_error *err)
     uint64_t line = FT_CUDA_FLAG_STRIDE * 4ull, at = 0;
     char *block = NULL;
     e->moves_max = decode * k + 64;
-    e->rows_max = rows;
     uint64_t routed = place(&at, layers, line), fetched = place(&at, layers, line),
              computed = place(&at, layers, line);
     uint64_t ple = place(&at, m->ple_count, line), done = place(&at, 1, line), stop = place(&at, 1, line);
@@ -178,7 +219,6 @@ static int make_exchange(struct ft_lane_cuda *lane, struct ft_error *err)
     lane->c.host_stamps = (uint64_t *)(block + stamps);
     e->host_x = ft_execute_at(x, x->space.x, 0, 0);
     e->host_y = ft_execute_at(x, x->space.expert_y, 0, 0);
-    e->host_ple = ft_execute_at(x, x->space.ple_e, 0, 0);
     /* Slots are numbered over all GPUs. */
     const struct ft_slots *slots = &lane->step->slots;
     const struct ft_slots_part *part = &slots->parts[ft_slots_part_of(slots, lane->layer_begin)];
@@ -193,12 +233,9 @@ static int make_workspace(struct ft_lane_cuda *lane, struct ft_error *err)
     struct ft_cuda *c = &lane->c;
     double *frequencies = NULL;
     uint32_t half = FT_MAX(m->rotary_dim / 2, 1u);
-    ft_workspace_init(&c->space, m, lane->options.rows_max, lane->options.sequences_max,
-                      lane->next ? 0 : lane->options.logit_rows_max);
     c->scratch_bytes = ft_workspace_gpu_bytes(
         m, lane->options.rows_max, (uint64_t)lane->options.pages_max * lane->step->plan->page_tokens);
-    int status = ft_cuda_alloc(lane, FT_TIER_DEVICE, c->space.count * sizeof(float), "activations",
-                               (void **)&c->base, err);
+    int status = make_sets(lane, err);
     if (status == FT_OK)
         status = ft_cuda_alloc(lane, FT_TIER_DEVICE, c->scratch_bytes, "prefill workspace",
                                (void **)&c->scratch, err);
@@ -239,14 +276,14 @@ int ft_cuda_make_buffers(struct ft_lane_cuda *lane, struct ft_error *err)
     if (status == FT_OK)
         status = make_workspace(lane, err);
     if (status == FT_OK)
-        status = make_inputs(lane, err);
-    if (status == FT_OK)
         status = make_exchange(lane, err);
     if (status == FT_OK)
         status = make_host_lists(lane, err);
     if (status == FT_OK)
         status = ft_cuda_alloc(lane, FT_TIER_DEVICE, 64, "the link throttle", (void **)&lane->throttle, err);
     lane->map_dirty = true;
+    if (status == FT_OK)
+        ft_cuda_use_set(lane, FT_SET_DECODE);
     return status;
 }
 

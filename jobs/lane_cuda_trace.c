@@ -66,10 +66,13 @@ void ft_cuda_record_stamps(struct ft_lane_cuda *lane, uint64_t done_ns)
     const struct ft_model *m = lane->step->model;
     const uint64_t *stamps = lane->c.host_stamps,
                    *last = stamps + (uint64_t)m->layer_count * FT_CUDA_STAMP_LAYER_COUNT;
-    uint64_t begin = last[FT_CUDA_STAMP_BEGIN], end = last[FT_CUDA_STAMP_END];
+    const struct ft_shape *shape = &lane->step->graph->shape;
+    bool embeds = !shape->layer_begin; /* a later slice of a prefill does not */
+    uint64_t begin = embeds ? last[FT_CUDA_STAMP_BEGIN] : lane->last_stamp, end = last[FT_CUDA_STAMP_END];
     int64_t offset = (int64_t)(done_ns - end);
     if (!begin || end < begin)
         return;
+    lane->last_stamp = end;
     if (!lane->clock_known || offset < lane->clock_offset_ns)
         lane->clock_offset_ns = offset;
     lane->clock_known = true;
@@ -77,8 +80,10 @@ void ft_cuda_record_stamps(struct ft_lane_cuda *lane, uint64_t done_ns)
     uint64_t at = begin;
     uint32_t at_layer = FT_GRAPH_NO_LAYER;
     struct part part = {FT_OP_EMBED, FT_RECORD_JOB, FT_WAIT_NONE};
-    bool idle = lane->first != lane; /* until the GPU before it hands over */
-    for (uint32_t layer = lane->layer_begin; layer < lane->layer_end; layer++)
+    bool idle = lane->first != lane || !embeds; /* until the GPU before it hands over, or the slice begins */
+    uint32_t first = FT_MAX(lane->layer_begin, shape->layer_begin),
+             stop = FT_MIN(lane->layer_end, shape->layer_end);
+    for (uint32_t layer = first; layer < stop; layer++)
         for (uint32_t s = 0; s < FT_CUDA_STAMP_LAYER_COUNT; s++) {
             uint64_t next = stamps[layer * FT_CUDA_STAMP_LAYER_COUNT + s];
             if (next < at || next > end)
@@ -92,13 +97,13 @@ void ft_cuda_record_stamps(struct ft_lane_cuda *lane, uint64_t done_ns)
             part.op = op_of(m, layer, s);
         }
     uint64_t head = last[FT_CUDA_STAMP_HEAD], sample = last[FT_CUDA_STAMP_SAMPLE];
-    if (!lane->next && head >= at && head <= end) {
+    if (!lane->next && shape->layer_end == m->layer_count && head >= at && head <= end) {
         add(lane, at, head, at_layer, part.op, part.kind, part.cause);
         at = head;
         at_layer = FT_GRAPH_NO_LAYER;
         part = (struct part){FT_OP_HEAD, FT_RECORD_JOB, FT_WAIT_NONE};
     }
-    if (!lane->next && sample >= at && sample <= end) {
+    if (!lane->next && shape->layer_end == m->layer_count && sample >= at && sample <= end) {
         add(lane, at, sample, at_layer, part.op, part.kind, part.cause);
         at = sample;
         part = (struct part){FT_OP_SAMPLE, FT_RECORD_JOB, FT_WAIT_NONE};

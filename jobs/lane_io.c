@@ -161,9 +161,8 @@ static void *io_main(void *context)
     ft_park_wake(&step->session_park);
     if (status != FT_OK)
         return NULL;
-    while (ft_step_wait_epoch(step, thread, &step->io, 0, step->io_ahead_ns, &seen))
-        if (step->graph->io_count)
-            read_step(step, thread, &pace);
+    while (ft_step_wait_io_epoch(step, thread, &step->io, 0, step->io_ahead_ns, &seen))
+        read_step(step, thread, &pace);
     ft_row_reader_close(step->rows);
     return NULL;
 }

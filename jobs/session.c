@@ -156,7 +156,7 @@ static int alloc_sequence(struct ft_sequence *sequence, const struct ft_session 
 }
 
 /* A stuck lane may still read the tokens and pages of its step; they are left behind like the lane itself. */
-static void free_sequence(struct ft_session *session, struct ft_sequence *sequence)
+void ft_session_free_sequence(struct ft_session *session, struct ft_sequence *sequence)
 {
     if (session->broken) {
         sequence->phase = FT_SEQUENCE_FREE;
@@ -200,7 +200,7 @@ int ft_session_submit(struct ft_session *session, const struct ft_request *reque
     if (status == FT_OK)
         status = take_pages(session, new, reuse, err);
     if (status != FT_OK) {
-        free_sequence(session, new);
+        ft_session_free_sequence(session, new);
         return status;
     }
     load_state(session, new, reuse);
@@ -298,13 +298,31 @@ static void advance(struct ft_session *session, const struct ft_batch_sequence *
     }
 }
 
+/* All of them: while one has not failed, the chunk goes on for its sake. */
+static bool has_failed(const struct ft_batch *batch)
+{
+    for (uint32_t i = 0; i < batch->sequence_count; i++)
+        if (!atomic_load_explicit(&batch->sequences[i].failed, memory_order_relaxed))
+            return false;
+    return true;
+}
+
 static void finish_step(struct ft_session *session, int status, const struct ft_error *failure,
                         struct ft_event *events, uint32_t cap, uint32_t *count)
 {
     session->stats.failed_steps += status != FT_OK;
-    for (uint32_t i = 0; i < session->batch.sequence_count; i++) {
-        const struct ft_batch_sequence *row = &session->batch.sequences[i];
-        if (status != FT_OK) {
+    const struct ft_batch *batch = session->batch;
+    if (batch == &session->chunk.batch) {
+        session->chunk.next_layer = batch->layer_end;
+        if (status == FT_OK && batch->layer_end < session->options.model->layer_count && !has_failed(batch))
+            return;
+        ft_session_end_chunk(session);
+    }
+    for (uint32_t i = 0; i < batch->sequence_count; i++) {
+        const struct ft_batch_sequence *row = &batch->sequences[i];
+        if (session->sequences[row->handle].phase != FT_SEQUENCE_RUNNING) {
+            continue; /* left the chunk between two slices */
+        } else if (status != FT_OK) {
             fail_sequence(session, row->handle, failure->message, events, cap, count);
         } else if (atomic_load_explicit(&row->failed, memory_order_relaxed)) {
             char text[256];
@@ -334,24 +352,26 @@ int ft_session_step(struct ft_session *session, struct ft_event *events, uint32_
                             2 * session->plan.sequences_max);
     if (atomic_load_explicit(&session->interrupted, memory_order_relaxed))
         return ft_error_set(err, FT_CANCELLED, "interrupted");
+    uint64_t start = ft_session_now_ns(session);
     end_cancelled(session, events, cap, count);
-    if (!ft_session_fill_batch(session))
+    if (!ft_session_choose(session))
         return FT_OK;
     const struct ft_graph *graph;
-    int status = ft_session_graph(session, &session->batch, &graph, err);
+    int status = ft_session_graph(session, session->batch, &graph, err);
     if (status != FT_OK)
         return status;
     uint64_t timeout = session->options.step_timeout_ns;
     if (!timeout)
-        timeout = 60000000000ull + 2000000000ull * session->batch.rows;
+        timeout = 60000000000ull + 2000000000ull * session->batch->rows;
     struct ft_error failure;
     ft_error_clear(&failure);
-    status = ft_step_run(&session->step, graph, &session->batch, timeout, &failure);
+    status = ft_step_run(&session->step, graph, session->batch, timeout, &failure);
     if (status == FT_TIMEOUT && session->step.finished != session->step.epoch) {
         session->broken = true;
         session->broken_error = failure;
     } else {
         ft_session_collect(session);
+        ft_session_keep_pace(session, (double)(ft_session_now_ns(session) - start));
     }
     finish_step(session, status, &failure, events, cap, count);
     return FT_OK;
@@ -371,15 +391,26 @@ void ft_session_cancel(struct ft_session *session, uint32_t sequence)
 {
     FT_ASSERT_LT(sequence, session->plan.sequences_max);
     struct ft_sequence *s = &session->sequences[sequence];
-    if (s->phase == FT_SEQUENCE_RUNNING || s->phase == FT_SEQUENCE_FAILED)
-        s->phase = FT_SEQUENCE_CANCELLING;
+    if (s->phase != FT_SEQUENCE_RUNNING && s->phase != FT_SEQUENCE_FAILED)
+        return;
+    s->phase = FT_SEQUENCE_CANCELLING;
+    if (s->in_chunk)
+        ft_session_leave_chunk(session, sequence);
 }
 
 void ft_session_release(struct ft_session *session, uint32_t sequence)
 {
     FT_ASSERT_LT(sequence, session->plan.sequences_max);
-    if (session->sequences[sequence].phase != FT_SEQUENCE_FREE)
-        free_sequence(session, &session->sequences[sequence]);
+    struct ft_sequence *s = &session->sequences[sequence];
+    if (s->phase == FT_SEQUENCE_FREE || s->released)
+        return;
+    bool running = s->phase == FT_SEQUENCE_RUNNING;
+    s->phase = FT_SEQUENCE_ENDED;
+    if (s->in_chunk && running)
+        ft_session_leave_chunk(session, sequence);
+    s->released = s->in_chunk;
+    if (!s->released)
+        ft_session_free_sequence(session, s);
 }
 
 int ft_session_resume(struct ft_session *session, uint32_t sequence, struct ft_error *err)

@@ -10,7 +10,8 @@
  *
  * Threads: all calls of one session come from one thread at a time, except ft_session_interrupt, which may be
  * called from any thread or signal handler. Errors: a failed step fails exactly its own sequences (an event
- * each, with the text); their state returns to their last snapshot and they may be resumed or cancelled.
+ * each, with the text); their state returns to their last snapshot and they may be resumed or cancelled. A
+ * failing slice fails the sequences of its chunk, a failing decode step those that decode.
  * ft_session_step itself fails only when the session as a whole is broken.
  */
 #ifndef FT_JOBS_SESSION_H
@@ -103,13 +104,20 @@ struct ft_event {
     const char *message; /* FAILED: valid until the next call */
 };
 
-/* Runs one step over the queued sequences (prefill chunks and decode rows together) and fills events [cap]
- * (cap >= 2 x sequences_max). *count = 0 and FT_OK when nothing is queued. FT_CANCELLED after
- * ft_session_interrupt. */
+/* Runs one step over the queued sequences and fills events [cap] (cap >= 2 x sequences_max). *count = 0 and FT_OK
+ * when nothing is queued, and also after a step that brought no event. FT_CANCELLED after ft_session_interrupt.
+ *
+ * A step is one token of every sequence that decodes, or rows of prompts (a chunk, plan.chunk_rows at most). While
+ * sequences decode, a chunk runs in slices, a few layers each, with decode steps in between: these keep at least
+ * about half of the rate that they had before, by measured times, and the chunk gets what is left. With a plan
+ * made --deterministic a slice is one layer, followed by one decode step; a policy that repeats a recorded run
+ * repeats its slices. What a step computes, and so every text, does not depend on the slices. */
 int ft_session_step(struct ft_session *session, struct ft_event *events, uint32_t cap, uint32_t *count,
                     struct ft_error *err);
 bool ft_session_is_idle(const struct ft_session *session);
-/* Ends a sequence early; its END event (cancelled) comes with the next step call. */
+/* Ends a sequence early; its END event (cancelled) comes with the next step call. When its rows are in a chunk with
+ * rows of others, which is half done, then they are computed to the end without anybody looking at them: released,
+ * its handle and pages become free with the end of that chunk. */
 void ft_session_cancel(struct ft_session *session, uint32_t sequence);
 /* For benchmarks and known traffic: fills free slots with experts as if earlier steps had used them, those
  * used longest ago first. layer, expert [count]; what is resident already is skipped, and so is what finds no
@@ -136,7 +144,9 @@ void ft_session_sequence_info(const struct ft_session *session, uint32_t sequenc
 
 /* Totals since open. Lane time by class: sum over threads, so workers in parallel add up. */
 struct ft_session_stats {
-    uint64_t steps, prefill_steps;
+    /* prefill_steps: steps with prompt rows, every slice is one; prefill_chunks: those that were the last of their
+     * rows. Rows count when their last layer is done. */
+    uint64_t steps, prefill_steps, prefill_chunks;
     /* A decode row is its sequence's only row of the step. mixed_rows of them rode in steps with prefill
      * rows: the speed of pure decoding is (decode_rows - mixed_rows) / decode_ns. */
     uint64_t prefill_rows, decode_rows, mixed_rows;

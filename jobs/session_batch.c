@@ -35,9 +35,8 @@ static void clear_pages(struct ft_session *session, const struct ft_sequence *se
         ft_kv_clear_stale(&session->kv, sequence->pages[i]);
 }
 
-static void add_rows(struct ft_session *session, uint32_t handle, uint32_t rows)
+static void add_rows(struct ft_session *session, struct ft_batch *batch, uint32_t handle, uint32_t rows)
 {
-    struct ft_batch *batch = &session->batch;
     struct ft_sequence *sequence = &session->sequences[handle];
     struct ft_batch_sequence *entry = &batch->sequences[batch->sequence_count];
     bool all = wants_all_logits(sequence);
@@ -73,42 +72,53 @@ static void add_rows(struct ft_session *session, uint32_t handle, uint32_t rows)
     batch->sequence_count++;
 }
 
-/* The running sequence with the smallest order number above `after` that has rows to compute. */
-static uint32_t next_in_order(const struct ft_session *session, uint64_t after)
+/* Rows of the sequence in its next step, if that has room for them. */
+static uint32_t next_rows(const struct ft_session *session, const struct ft_sequence *sequence)
+{
+    uint32_t rows = FT_MIN(left(sequence), session->plan.chunk_rows);
+    if (!rows || sequence->in_chunk)
+        return 0;
+    if (wants_all_logits(sequence))
+        rows = FT_MIN(rows, session->plan.logit_rows_max);
+    return cut_at_boundary(session, sequence, rows);
+}
+
+/* The running sequence with the smallest order number above `after` that has such rows to compute. */
+static uint32_t next_in_order(const struct ft_session *session, uint64_t after, bool decode)
 {
     uint32_t found = FT_NONE;
     for (uint32_t i = 0; i < session->plan.sequences_max; i++) {
         const struct ft_sequence *sequence = &session->sequences[i];
-        if (left(sequence) && sequence->order > after &&
+        uint32_t rows = next_rows(session, sequence);
+        if (rows && (rows == 1) == decode && sequence->order > after &&
             (found == FT_NONE || sequence->order < session->sequences[found].order))
             found = i;
     }
     return found;
 }
 
-bool ft_session_fill_batch(struct ft_session *session)
+bool ft_session_has_rows(const struct ft_session *session, bool decode)
 {
-    struct ft_batch *batch = &session->batch;
+    return next_in_order(session, 0, decode) != FT_NONE;
+}
+
+void ft_session_fill_batch(struct ft_session *session, struct ft_batch *batch, bool decode)
+{
+    uint32_t rows_max = decode ? session->plan.sequences_max : session->rows_max, handle;
     batch->rows = batch->sequence_count = batch->logit_rows = 0;
     batch->prefill = false;
+    batch->layer_begin = 0;
+    batch->layer_end = session->options.model->layer_count;
     batch->decode_step = (uint32_t)(session->stats.steps - session->stats.prefill_steps);
-    /* Decode rows first: a running sequence never waits for somebody else's prompt. */
-    for (int decode = 1; decode >= 0; decode--) {
-        uint64_t after = 0;
-        uint32_t handle;
-        while ((handle = next_in_order(session, after)) != FT_NONE) {
-            struct ft_sequence *sequence = &session->sequences[handle];
-            uint32_t rows = left(sequence), room = session->rows_max - batch->rows;
-            after = sequence->order;
-            if (!room || batch->logit_rows == session->plan.logit_rows_max)
-                break;
-            if ((rows == 1) != (decode == 1))
-                continue;
-            rows = FT_MIN(FT_MIN(rows, room), session->plan.chunk_rows);
-            add_rows(session, handle, cut_at_boundary(session, sequence, rows));
-        }
+    for (uint64_t after = 0; (handle = next_in_order(session, after, decode)) != FT_NONE;) {
+        struct ft_sequence *sequence = &session->sequences[handle];
+        uint32_t room = rows_max - batch->rows;
+        after = sequence->order;
+        if (!room || batch->logit_rows == session->plan.logit_rows_max)
+            break;
+        add_rows(session, batch, handle,
+                 cut_at_boundary(session, sequence, FT_MIN(next_rows(session, sequence), room)));
     }
-    return batch->rows > 0;
 }
 
 /* ---- after the step ---- */
@@ -177,8 +187,8 @@ static void summarise(const struct ft_session *session, struct ft_step_summary *
 {
     const struct ft_step *step = &session->step;
     *summary = (struct ft_step_summary){.step = step->step_number,
-                                        .rows = session->batch.rows,
-                                        .prefill = session->batch.prefill,
+                                        .rows = session->batch->rows,
+                                        .prefill = session->batch->prefill,
                                         .duration_ns = (double)(step->end_ns - step->begin_ns),
                                         .hits = step->hits,
                                         .misses = step->misses,
@@ -198,9 +208,11 @@ static void call_trace(struct ft_session *session)
         dropped += ring->dropped;
     }
     struct ft_trace_step trace = {.step = step->step_number,
-                                  .rows = session->batch.rows,
-                                  .sequences = session->batch.sequence_count,
-                                  .prefill = session->batch.prefill,
+                                  .rows = session->batch->rows,
+                                  .sequences = session->batch->sequence_count,
+                                  .prefill = session->batch->prefill,
+                                  .layer_begin = session->batch->layer_begin,
+                                  .layer_end = session->batch->layer_end,
                                   .dropped = dropped,
                                   .record_count = count,
                                   .begin_ns = step->begin_ns,
@@ -209,14 +221,17 @@ static void call_trace(struct ft_session *session)
     session->options.trace(session->options.trace_context, &trace);
 }
 
-static void count_rows(struct ft_session_stats *stats, const struct ft_batch *batch)
+static void count_rows(struct ft_session_stats *stats, const struct ft_batch *batch, uint32_t layer_count)
 {
     uint32_t decode = 0;
+    if (batch->layer_end < layer_count) /* counted when their last layer is done */
+        return;
     for (uint32_t i = 0; i < batch->sequence_count; i++)
         decode += batch->sequences[i].row_count == 1;
     stats->decode_rows += decode;
     stats->mixed_rows += batch->prefill ? decode : 0;
     stats->prefill_rows += batch->rows - decode;
+    stats->prefill_chunks += batch->prefill;
 }
 
 void ft_session_collect_records(void *context)
@@ -265,9 +280,9 @@ void ft_session_collect(struct ft_session *session)
     if (!step->meanwhile)
         ft_session_collect_records(session);
     stats->steps++;
-    stats->prefill_steps += session->batch.prefill;
-    count_rows(stats, &session->batch);
-    *(session->batch.prefill ? &stats->prefill_ns : &stats->decode_ns) += ns;
+    stats->prefill_steps += session->batch->prefill;
+    count_rows(stats, session->batch, session->options.model->layer_count);
+    *(session->batch->prefill ? &stats->prefill_ns : &stats->decode_ns) += ns;
     stats->hits += step->hits;
     stats->misses += step->misses;
     stats->fetches += step->fetches;

@@ -7,7 +7,7 @@
 #include "jobs/snapshots.h"
 #include "jobs/step.h"
 
-#define FT_GRAPH_CACHE 16u
+#define FT_GRAPH_CACHE 64u /* a sliced prefill has a graph for every range of layers */
 #define FT_STOP_IDS_MAX 32u
 
 enum ft_sequence_phase {
@@ -30,10 +30,33 @@ struct ft_sequence {
     struct ft_sampling sampling;
     uint32_t stop_ids[FT_STOP_IDS_MAX], stop_count;
     bool generates;
-    bool assumed; /* part of its state is made up: no snapshot of it */
+    bool assumed;  /* part of its state is made up: no snapshot of it */
+    bool in_chunk; /* has rows in the chunk that is being computed */
+    bool
+        released; /* its handle becomes free when the chunk ends, which still writes to its pages and state */
     const struct ft_capture *capture;
     uint64_t submit_ns, first_token_ns, last_token_ns;
     char message[512];
+};
+
+/* Rows of prompts that are computed together, in one step or slice by slice. Between slices the session is in no
+ * way busy: sequences come, go and decode. */
+struct ft_chunk {
+    struct ft_batch batch;
+    bool active;
+    uint32_t next_layer; /* first one that is not computed */
+};
+
+/* Shares time between a chunk and the sequences that decode meanwhile; see jobs/session_slices.c. */
+struct ft_pace_mean {
+    double ns;
+    uint32_t count; /* of what it is the mean; 0 = not known */
+};
+struct ft_pace {
+    struct ft_pace_mean
+        *alone; /* [sequences_max + 1] time of a decode step of so many rows, no prompt waiting */
+    struct ft_pace_mean layer; /* of the chunk at hand */
+    double credit_ns;          /* time that the chunk may take; negative: it took too much */
 };
 
 struct ft_graph_entry {
@@ -54,7 +77,10 @@ struct ft_session {
     struct ft_kv kv;
     struct ft_snapshots snapshots;
     struct ft_sequence *sequences; /* [sequences_max] */
-    struct ft_batch batch;
+    struct ft_chunk chunk;
+    struct ft_batch decode;
+    struct ft_batch *batch; /* of the running or the last step: one of the two */
+    struct ft_pace pace;
     struct ft_graph_entry graphs[FT_GRAPH_CACHE];
     uint64_t graph_clock, order_clock;
     uint32_t rows_max, static_max, reserved_max;
@@ -74,8 +100,20 @@ struct ft_session {
 /* The graph for a batch, built and cached on first use of its shape. */
 int ft_session_graph(struct ft_session *session, const struct ft_batch *batch, const struct ft_graph **graph,
                      struct ft_error *err);
-/* Chooses rows for the next step; false: nothing to do. */
-bool ft_session_fill_batch(struct ft_session *session);
+/* Whether some sequence waits that decodes (its next piece has one row), or with a prompt (more), and is not in the
+ * chunk. */
+bool ft_session_has_rows(const struct ft_session *session, bool decode);
+/* The next rows of all of them, in order of submission, as far as they fit; of all layers. */
+void ft_session_fill_batch(struct ft_session *session, struct ft_batch *batch, bool decode);
+/* Chooses session->batch and its layers; false: nothing to do. */
+bool ft_session_choose(struct ft_session *session);
+/* After a step that took `ns`, from call to return. */
+void ft_session_keep_pace(struct ft_session *session, double ns);
+/* The chunk is done with: its sequences may be in steps again, or be freed. */
+void ft_session_end_chunk(struct ft_session *session);
+/* A sequence of the chunk was cancelled: nobody looks at its rows any more. Ends the chunk that has no other. */
+void ft_session_leave_chunk(struct ft_session *session, uint32_t handle);
+void ft_session_free_sequence(struct ft_session *session, struct ft_sequence *sequence);
 /* After a step: totals, observations, trace callback. With a GPU the records wait for the next step to run. */
 void ft_session_collect(struct ft_session *session);
 /* The records of the last step, if they still wait. context: the session. */

@@ -55,15 +55,18 @@ static int build_graph(struct ft_session *session, const struct ft_shape *shape,
 static bool shapes_equal(const struct ft_shape *a, const struct ft_shape *b)
 {
     return a->rows == b->rows && a->sequences == b->sequences && a->logit_rows == b->logit_rows &&
-           a->prefill == b->prefill;
+           a->prefill == b->prefill && a->layer_begin == b->layer_begin && a->layer_end == b->layer_end;
 }
 
 int ft_session_graph(struct ft_session *session, const struct ft_batch *batch, const struct ft_graph **graph,
                      struct ft_error *err)
 {
     struct ft_shape shape = {.rows = bucket(batch->rows, session->rows_max),
-                             .logit_rows = bucket(batch->logit_rows, session->plan.logit_rows_max),
-                             .prefill = batch->prefill};
+                             .prefill = batch->prefill,
+                             .layer_begin = batch->layer_begin,
+                             .layer_end = batch->layer_end};
+    if (batch->layer_end == session->options.model->layer_count)
+        shape.logit_rows = bucket(batch->logit_rows, session->plan.logit_rows_max);
     shape.sequences = FT_MIN(bucket(batch->sequence_count, session->plan.sequences_max), shape.rows);
     shape.logit_rows = FT_MIN(shape.logit_rows, shape.rows);
     struct ft_graph_entry *oldest = &session->graphs[0];
@@ -139,7 +142,13 @@ static int push_execute(struct ft_session *session, struct ft_pools *pools, stru
     uint32_t threads = thread_count_of(&session->plan);
     uint32_t tokens = session->plan.page_count * session->plan.page_tokens;
     x->scratch_count = ft_execute_scratch_count(model, tokens);
-    int status = FT_ARENA_PUSH(pools->pinned, x->space.count, &x->buffer, err);
+    int status = FT_ARENA_PUSH(pools->pinned, x->sets[FT_SET_PREFILL].space.count,
+                               &x->sets[FT_SET_PREFILL].buffer, err);
+    if (status == FT_OK && ft_plan_decode_rows(&session->plan))
+        status = FT_ARENA_PUSH(pools->pinned, x->sets[FT_SET_DECODE].space.count,
+                               &x->sets[FT_SET_DECODE].buffer, err);
+    else
+        x->sets[FT_SET_DECODE] = x->sets[FT_SET_PREFILL];
     if (status == FT_OK)
         status = FT_ARENA_PUSH(arena, FT_MAX(model->rotary_dim / 2, 1u), &x->frequencies, err);
     if (status == FT_OK)
@@ -223,18 +232,29 @@ static int push_slots(struct ft_session *session, struct ft_pools *pools, struct
                                FT_MAX(model->expert_count, 1u), err);
 }
 
-static int push_batch(struct ft_session *session, struct ft_arena *arena, struct ft_error *err)
+static int push_batch(struct ft_batch *batch, uint32_t rows, uint32_t sequences, struct ft_arena *arena,
+                      struct ft_error *err)
 {
-    struct ft_batch *batch = &session->batch;
-    int status = FT_ARENA_PUSH(arena, session->rows_max, &batch->token, err);
+    int status = FT_ARENA_PUSH(arena, rows, &batch->token, err);
     if (status == FT_OK)
-        status = FT_ARENA_PUSH(arena, session->rows_max, &batch->position, err);
+        status = FT_ARENA_PUSH(arena, rows, &batch->position, err);
     if (status == FT_OK)
-        status = FT_ARENA_PUSH(arena, session->rows_max, &batch->row_sequence, err);
+        status = FT_ARENA_PUSH(arena, rows, &batch->row_sequence, err);
     if (status == FT_OK)
-        status = FT_ARENA_PUSH(arena, session->rows_max, &batch->logit_row, err);
+        status = FT_ARENA_PUSH(arena, rows, &batch->logit_row, err);
     if (status == FT_OK)
-        status = FT_ARENA_PUSH(arena, session->plan.sequences_max, &batch->sequences, err);
+        status = FT_ARENA_PUSH(arena, sequences, &batch->sequences, err);
+    return status;
+}
+
+static int push_batches(struct ft_session *session, struct ft_arena *arena, struct ft_error *err)
+{
+    uint32_t sequences = session->plan.sequences_max;
+    int status = push_batch(&session->chunk.batch, session->rows_max, sequences, arena, err);
+    if (status == FT_OK)
+        status = push_batch(&session->decode, sequences, sequences, arena, err);
+    if (status == FT_OK)
+        status = FT_ARENA_PUSH(arena, sequences + 1, &session->pace.alone, err);
     return status;
 }
 
@@ -250,7 +270,7 @@ static int push_all(struct ft_session *session, struct ft_pools *pools, struct f
     if (status == FT_OK)
         status = push_step(session, pools, err);
     if (status == FT_OK)
-        status = push_batch(session, arena, err);
+        status = push_batches(session, arena, err);
     if (status == FT_OK)
         status = push_slots(session, pools, err);
     if (status == FT_OK)
@@ -291,6 +311,24 @@ static int measure(struct ft_session *session, struct ft_error *err)
     return status;
 }
 
+/* With a GPU the CPU computes experts of decode rows alone. */
+static void init_sets(struct ft_session *session)
+{
+    const struct ft_plan *plan = &session->plan;
+    const struct ft_model *model = session->options.model;
+    struct ft_activations *sets = session->step.x.sets;
+    uint32_t rows = ft_plan_decode_rows(plan);
+    if (plan->device == FT_DEVICE_CUDA)
+        ft_workspace_init_host(&sets[FT_SET_PREFILL].space, model, session->rows_max, rows ? 0 : 1);
+    else
+        ft_workspace_init(&sets[FT_SET_PREFILL].space, model, session->rows_max, plan->sequences_max,
+                          plan->logit_rows_max);
+    if (plan->device == FT_DEVICE_CUDA && rows)
+        ft_workspace_init_host(&sets[FT_SET_DECODE].space, model, rows, rows);
+    else if (rows)
+        ft_workspace_init(&sets[FT_SET_DECODE].space, model, rows, rows, FT_MIN(rows, plan->logit_rows_max));
+}
+
 static void init_execute(struct ft_session *session)
 {
     struct ft_execute *x = &session->step.x;
@@ -301,12 +339,7 @@ static void init_execute(struct ft_session *session)
     x->routing = o->routing;
     ft_state_layout_init(&x->state, o->model);
     ft_kv_layout_init(&x->kv, o->model);
-    if (session->plan.device == FT_DEVICE_CUDA)
-        ft_workspace_init_host(&x->space, o->model, session->rows_max,
-                               FT_MIN(session->rows_max, session->plan.sequences_max));
-    else
-        ft_workspace_init(&x->space, o->model, session->rows_max, session->plan.sequences_max,
-                          session->plan.logit_rows_max);
+    init_sets(session);
     for (uint32_t p = 0; o->ple && p < o->model->ple_count; p++) {
         x->ple_dtype[p] = ft_row_table_dtype(o->ple, p);
         x->ple_scale[p] = ft_row_table_scale(o->ple, p);
@@ -535,6 +568,7 @@ static int open_parts(struct ft_session *session, struct ft_error *err)
         status = make_pools(session, err);
     if (status != FT_OK)
         return status;
+    ft_execute_use(&session->step.x, FT_SET_DECODE);
     ft_model_rotary(o->model, session->step.x.frequencies, &session->step.x.rotary_scale);
     init_step(session);
     if (o->policy->init)

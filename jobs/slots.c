@@ -57,6 +57,16 @@ uint32_t ft_slots_touch(struct ft_slots *slots, uint32_t layer, uint32_t expert,
     return before;
 }
 
+uint32_t ft_slots_last_use(const struct ft_slots *slots, uint32_t layer, uint32_t expert)
+{
+    return slots->used_step[(uint64_t)layer * slots->expert_count + expert];
+}
+
+void ft_slots_borrow(struct ft_slots *slots, uint32_t slot)
+{
+    slots->busy[slot] = 1;
+}
+
 void ft_slots_lease(struct ft_slots *slots, uint32_t slot, uint32_t step)
 {
     slots->busy[slot] = 1;

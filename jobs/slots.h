@@ -77,8 +77,13 @@ static inline uint32_t ft_slots_holder(const struct ft_slots *slots, uint32_t sl
 }
 /* Notes that the expert is used by `step`, wherever it is computed; returns the step of its use before. */
 uint32_t ft_slots_touch(struct ft_slots *slots, uint32_t layer, uint32_t expert, uint32_t step);
+/* The step of its last use; nothing is noted. */
+uint32_t ft_slots_last_use(const struct ft_slots *slots, uint32_t layer, uint32_t expert);
 /* Leases a resident slot. */
 void ft_slots_lease(struct ft_slots *slots, uint32_t slot, uint32_t step);
+/* Leases a resident slot and leaves its age: a prompt uses nearly all experts, which says nothing about the ones
+ * that decode steps will need. */
+void ft_slots_borrow(struct ft_slots *slots, uint32_t slot);
 /* Gives the slot to (layer, expert): evicts what it held, leases it. Checked builds poison its memory with
  * NaN when `poison`. */
 void ft_slots_take(struct ft_slots *slots, uint32_t slot, uint32_t layer, uint32_t expert, uint32_t step,

@@ -332,14 +332,14 @@ bool ft_step_wait_job(struct ft_step *step, uint32_t thread, struct ft_serial *s
     return true;
 }
 
-bool ft_step_wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial *serial, uint64_t spin_ns,
-                        uint64_t woken_spin_ns, uint32_t *seen)
+static bool wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial *serial,
+                       const _Atomic uint32_t *flag, uint64_t spin_ns, uint64_t woken_spin_ns, uint32_t *seen)
 {
     uint64_t start = ft_clock_ns(&step->clock);
     bool woken = false;
     for (;;) {
         /* acquire: pairs with the release in ft_step_run; graph, batch and counters are set */
-        uint32_t epoch = atomic_load_explicit(&step->epoch, memory_order_acquire);
+        uint32_t epoch = atomic_load_explicit(flag, memory_order_acquire);
         if (epoch != *seen) {
             *seen = epoch;
             return true;
@@ -355,7 +355,7 @@ bool ft_step_wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial 
             continue;
         }
         uint32_t ticket = ft_park_prepare(&serial->park);
-        if (atomic_load_explicit(&step->epoch, memory_order_acquire) != *seen ||
+        if (atomic_load_explicit(flag, memory_order_acquire) != *seen ||
             atomic_load_explicit(&step->stop, memory_order_acquire)) {
             ft_park_cancel(&serial->park);
             continue;
@@ -369,10 +369,23 @@ bool ft_step_wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial 
     }
 }
 
+bool ft_step_wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial *serial, uint64_t spin_ns,
+                        uint64_t woken_spin_ns, uint32_t *seen)
+{
+    return wait_epoch(step, thread, serial, &step->epoch, spin_ns, woken_spin_ns, seen);
+}
+
+bool ft_step_wait_io_epoch(struct ft_step *step, uint32_t thread, struct ft_serial *serial, uint64_t spin_ns,
+                           uint64_t woken_spin_ns, uint32_t *seen)
+{
+    return wait_epoch(step, thread, serial, &step->io_epoch, spin_ns, woken_spin_ns, seen);
+}
+
 static void begin(struct ft_step *step, const struct ft_graph *graph, struct ft_batch *batch)
 {
     step->graph = graph;
     step->x.batch = batch;
+    ft_execute_use(&step->x, ft_execute_set_of(batch));
     for (uint32_t i = 0; i < graph->static_count; i++)
         atomic_store_explicit(&step->counter[i], graph->in_degree[i], memory_order_relaxed);
     for (uint32_t i = 0; i < step->thread_count; i++)
@@ -384,7 +397,8 @@ static void begin(struct ft_step *step, const struct ft_graph *graph, struct ft_
     step->dynamic_count = step->wave_count = 0;
     step->begin_ns = step->end_ns = ft_clock_ns(&step->clock);
     bool dense_on_cpu = step->plan->device == FT_DEVICE_NONE;
-    ft_lane_cpu_set_active(step->cpu, dense_on_cpu || step->cpu_experts_last);
+    bool experts_on_cpu = step->cpu_experts_last && !(step->cuda && batch->prefill);
+    ft_lane_cpu_set_active(step->cpu, dense_on_cpu || experts_on_cpu);
 }
 
 /* Jobs without predecessors: CPU jobs to the workers; the serial lanes find theirs. */
@@ -434,8 +448,10 @@ int ft_step_run(struct ft_step *step, const struct ft_graph *graph, struct ft_ba
     begin(step, graph, batch);
     uint32_t epoch = atomic_load_explicit(&step->epoch, memory_order_relaxed) + 1;
     atomic_store_explicit(&step->learning, step->meanwhile && step->meanwhile_learns, memory_order_relaxed);
-    /* release: pairs with the acquire in ft_step_wait_epoch */
+    /* release: pairs with the acquire in wait_epoch */
     atomic_store_explicit(&step->epoch, epoch, memory_order_release);
+    if (graph->io_count)
+        atomic_store_explicit(&step->io_epoch, epoch, memory_order_release);
     if (graph->device_count)
         ft_park_wake(&step->device.park);
     if (graph->io_count)
@@ -443,7 +459,7 @@ int ft_step_run(struct ft_step *step, const struct ft_graph *graph, struct ft_ba
     start_jobs(step);
     /* While a GPU computes the dense part of the first layer: whoever has fallen asleep since the step before
      * is there for that layer's experts. */
-    if (step->cuda && step->cpu_experts_last)
+    if (step->cuda && step->cpu_experts_last && !batch->prefill)
         ft_lane_cpu_wake_all(step->cpu);
     if (step->meanwhile)
         step->meanwhile(step->meanwhile_context);
@@ -471,7 +487,9 @@ int ft_step_run(struct ft_step *step, const struct ft_graph *graph, struct ft_ba
         }
         ft_prefetch_settle(step, ft_step_thread(step, FT_STEP_SESSION));
     }
-    step->cpu_experts_last = step->cpu_experts > 0;
+    /* A prefill that pauses says nothing about the decode step behind it. */
+    if (!batch->prefill || !step->cuda)
+        step->cpu_experts_last = step->cpu_experts > 0;
     if (failed != FT_OK)
         *err = step->failure;
     return failed;

@@ -11,6 +11,8 @@
  * Flags of the host device (what a GPU lane keeps in mapped memory):
  *   flag        writer                         fence               reader                       reset
  *   epoch       session, at step begin         release store       acquire load, serial lanes   never (counts up)
+ *   io_epoch    session, likewise, when the    release store       acquire load, io lane        never (epoch)
+ *               step has reads: no other one waits for the io lane, which must not look at it
  *   counter     completer of a predecessor     acq_rel fetch_sub   acquire load, walker         session, step begin
  *   published   expander (link jobs)           release store       acquire load, link lane      never (counts up)
  *   finished    completer of the end job       release store       acquire load, session        never (epoch)
@@ -105,6 +107,7 @@ struct ft_step {
 
     /* shared flags, a line each */
     _Alignas(64) _Atomic uint32_t epoch;
+    _Atomic uint32_t io_epoch; /* of the last step that has reads */
     _Alignas(64) _Atomic uint32_t finished;
     _Alignas(64) _Atomic uint32_t link_published;
     uint32_t *link_jobs; /* [link_max] dynamic indices, used as a ring */
@@ -173,6 +176,9 @@ bool ft_step_wait_job(struct ft_step *step, uint32_t thread, struct ft_serial *s
  * it spins for woken_spin_ns, yielding. False: stopping. */
 bool ft_step_wait_epoch(struct ft_step *step, uint32_t thread, struct ft_serial *serial, uint64_t spin_ns,
                         uint64_t woken_spin_ns, uint32_t *seen);
+/* The same for the io lane: a step that has reads. */
+bool ft_step_wait_io_epoch(struct ft_step *step, uint32_t thread, struct ft_serial *serial, uint64_t spin_ns,
+                           uint64_t woken_spin_ns, uint32_t *seen);
 struct ft_trace_record *ft_step_record(struct ft_step *step, uint32_t thread, enum ft_record_kind kind,
                                        uint64_t start_ns, uint64_t end_ns);
 static inline char *const *ft_step_staging(const struct ft_step *step, uint32_t layer)

@@ -68,6 +68,17 @@ static uint64_t workspace_bytes(const struct ft_plan_draft *draft, uint32_t chun
     return ft_plan_times(workspace.count, sizeof(float));
 }
 
+/* Decode rows' own: see ft_plan_decode_rows. */
+static uint64_t decode_workspace_bytes(const struct ft_plan_draft *draft)
+{
+    struct ft_workspace workspace;
+    uint32_t rows = ft_plan_decode_rows(draft->plan);
+    if (!rows)
+        return 0;
+    ft_workspace_init(&workspace, draft->model, rows, rows, FT_MIN(rows, draft->plan->logit_rows_max));
+    return ft_plan_times(workspace.count, sizeof(float));
+}
+
 /* The prefill forms of a GPU's kernels need more than the activations. */
 static uint64_t scratch_bytes(const struct ft_plan_draft *draft)
 {
@@ -211,9 +222,10 @@ static void add_state_terms(struct ft_plan_draft *draft, enum ft_tier near)
              (unsigned long long)(draft->state_bytes ? plan->snapshot_bytes / draft->state_bytes : 0),
              (unsigned long long)draft->state_bytes, knob_origin(draft, FT_KNOB_SNAPSHOTS));
     add_term(plan, FT_POOL_WORKSPACE, near,
-             ft_plan_plus(workspace_bytes(draft, plan->chunk_rows), scratch_bytes(draft)),
-             "%u rows, %u rows of logits: %s", ft_plan_rows_max(plan), plan->logit_rows_max,
-             knob_origin(draft, FT_KNOB_CHUNK));
+             ft_plan_plus(ft_plan_plus(workspace_bytes(draft, plan->chunk_rows), scratch_bytes(draft)),
+                          decode_workspace_bytes(draft)),
+             "%u rows, %u rows of logits: %s", ft_plan_rows_max(plan) + ft_plan_decode_rows(plan),
+             plan->logit_rows_max, knob_origin(draft, FT_KNOB_CHUNK));
 }
 
 static bool gpu_fits(const struct ft_plan_gpu *gpu)

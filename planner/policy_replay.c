@@ -20,6 +20,11 @@ uint64_t ft_replay_count(const struct ft_trace_step *step)
 
 void ft_replay_append(struct ft_replay *replay, const struct ft_trace_step *step)
 {
+    if (replay->steps)
+        replay->steps[replay->step_count++] = (struct ft_policy_step){.step = step->step,
+                                                                      .layer_begin = step->layer_begin,
+                                                                      .layer_end = step->layer_end,
+                                                                      .prefill = step->prefill != 0};
     for (uint32_t i = 0; i < step->record_count; i++) {
         const struct ft_trace_record *record = &step->records[i];
         if (record->kind == FT_RECORD_CHOICE)
@@ -52,6 +57,24 @@ int ft_replay_sort(struct ft_replay *replay, struct ft_error *err)
                                 "holds more than one run",
                                 replay->choices[i].step, replay->choices[i].layer, replay->choices[i].expert);
     return FT_OK;
+}
+
+/* Step numbers ascend, and few are missing. */
+static bool find_step(const void *state, uint32_t step, struct ft_policy_step *found)
+{
+    const struct ft_replay *replay = ((const struct replay_state *)state)->replay;
+    uint64_t low = 0, high = replay->step_count;
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        if (replay->steps[middle].step < step)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    if (low == replay->step_count || replay->steps[low].step != step)
+        return false;
+    *found = replay->steps[low];
+    return true;
 }
 
 uint64_t ft_replay_departures(const void *state)
@@ -129,4 +152,5 @@ const struct ft_policy ft_policy_replay = {.abi = FT_POLICY_ABI,
                                            .state_bytes = state_bytes,
                                            .init = init,
                                            .decide_layer = decide_layer,
-                                           .departures = ft_replay_departures};
+                                           .departures = ft_replay_departures,
+                                           .find_step = find_step};

@@ -20,7 +20,7 @@ nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 for step in $steps; do
     case $step in
     kernels) for test in "$build"/test_kernels_cuda_*_gpu; do LINES_KEPT=15 run "$test"; done ;;
-    lane) run "$build/gpu_lane_gpu" ;;
+    lane) run "$build/gpu_lane_gpu"; run "$build/gpu_slices_gpu" ;;
     decode) run "$build/ft" bench decode --shape qwen3.8-flash-next --layers 4 --device cuda --moe-cache-rate 0.152 --compare ;;
     kernels_cpu) LINES_KEPT=120 run "$build/ft" bench kernels ;;
     *) echo "no step $step" && exit 2 ;;

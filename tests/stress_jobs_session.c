@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * 10,000 random steps: submit, cancel, release, resume, interrupt and step in any order, with random prompts,
+ * 20,000 random steps: submit, cancel, release, resume, interrupt and step in any order, with random prompts,
  * strategies and failing steps, over pools that are too small. After every session each page is back, and
  * within a session the counts of pages add up.
  */
@@ -12,7 +12,7 @@
 #else
 #define SESSIONS 25u
 #endif
-#define STEPS 400u /* of each session */
+#define STEPS 800u /* of each session; slices of prompts are steps, too */
 #define HANDLES 6u
 #define KV_TOKENS 512u
 #define EVENTS_MAX (2 * FT_SEQUENCES_MAX)
@@ -229,7 +229,7 @@ static void run_session(uint32_t number, const struct prompts *p, struct model_o
     memset(m->phase, 0, sizeof m->phase);
 }
 
-TEST(ten_thousand_random_steps_leave_every_page_and_every_text_right)
+TEST(twenty_thousand_random_steps_leave_every_page_and_every_text_right)
 {
     struct prompts p;
     struct model_of_session m = {.random = 1};
@@ -247,4 +247,4 @@ TEST(ten_thousand_random_steps_leave_every_page_and_every_text_right)
     prompts_free(&p);
 }
 
-TEST_MAIN(RUN(ten_thousand_random_steps_leave_every_page_and_every_text_right))
+TEST_MAIN(RUN(twenty_thousand_random_steps_leave_every_page_and_every_text_right))

@@ -164,12 +164,14 @@ static void lose_tables(const struct fixture_config *config)
     }
     CHECK_EQ(failed + ended, 0);
     CHECK(truncate(copy.table, 8192) == 0);
-    CHECK_OK(step_once(engine.session, &failed, &ended, &err), &err);
+    /* The second prompt may be half done: then one step fails the first sequence, and another one the second. */
+    for (int s = 0; s < 100 && !ft_session_is_idle(engine.session); s++)
+        CHECK_OK(step_once(engine.session, &failed, &ended, &err), &err);
     CHECK_EQ(failed, 2);
     CHECK(strstr(err.message, TABLE_FILE) != NULL);
     struct ft_session_stats stats;
     ft_session_stats(engine.session, &stats);
-    CHECK_EQ(stats.failed_steps, 1);
+    CHECK(stats.failed_steps == 1 || stats.failed_steps == 2);
     CHECK(ft_session_is_idle(engine.session));
     CHECK(copy_mend(&copy));
     struct ft_request later = prompts_request(&p, 1);

@@ -68,7 +68,7 @@ TEST(every_shape_gives_a_sound_graph)
                     for (uint32_t logits = 0; logits <= 1; logits++) {
                         struct ft_graph graph;
                         struct ft_arena arena;
-                        struct ft_shape shape = {rows, sequences, logits, rows > sequences};
+                        struct ft_shape shape = {rows, sequences, logits, rows > sequences, 0, 0};
                         CHECK_OK(build(&graph, &arena, &m, shape, tiles, (enum ft_lane)lane, &err), &err);
                         CHECK_OK(ft_graph_check(&graph, &err), &err);
                         ft_arena_fini(&arena);
@@ -82,7 +82,7 @@ TEST(tiles_of_an_op_cover_its_axis_exactly_once)
     struct ft_graph graph;
     struct ft_arena arena;
     make_model(&m);
-    struct ft_shape shape = {8, 2, 2, true};
+    struct ft_shape shape = {8, 2, 2, true, 0, 0};
     REQUIRE(build(&graph, &arena, &m, shape, 5, FT_LANE_CPU, &err) == FT_OK);
     uint32_t tiled = 0;
     for (uint32_t i = 0; i < graph.static_count;) {
@@ -117,7 +117,8 @@ TEST(ple_reads_start_at_once_and_experts_have_reserved_ids)
     struct ft_graph graph;
     struct ft_arena arena;
     make_model(&m);
-    REQUIRE(build(&graph, &arena, &m, (struct ft_shape){1, 1, 1, false}, 4, FT_LANE_DEVICE, &err) == FT_OK);
+    REQUIRE(build(&graph, &arena, &m, (struct ft_shape){1, 1, 1, false, 0, 0}, 4, FT_LANE_DEVICE, &err) ==
+            FT_OK);
     REQUIRE(graph.io_count == 1);
     CHECK_EQ(graph.in_degree[graph.io_jobs[0]], 0);
     CHECK_EQ(graph.op[graph.io_jobs[0]], FT_OP_PLE_READ);
@@ -140,12 +141,64 @@ TEST(impossible_shapes_are_refused)
     struct ft_graph graph;
     struct ft_arena arena;
     make_model(&m);
-    CHECK_FAILS(build(&graph, &arena, &m, (struct ft_shape){0, 1, 0, false}, 1, FT_LANE_CPU, &err), FT_LIMIT,
-                "0 rows", &err);
-    CHECK_FAILS(build(&graph, &arena, &m, (struct ft_shape){2, 3, 0, false}, 1, FT_LANE_CPU, &err), FT_LIMIT,
-                "3 sequences", &err);
-    CHECK_FAILS(build(&graph, &arena, &m, (struct ft_shape){2, 1, 3, true}, 4, FT_LANE_CPU, &err), FT_LIMIT,
-                "3 logit rows", &err);
+    CHECK_FAILS(build(&graph, &arena, &m, (struct ft_shape){0, 1, 0, false, 0, 0}, 1, FT_LANE_CPU, &err),
+                FT_LIMIT, "0 rows", &err);
+    CHECK_FAILS(build(&graph, &arena, &m, (struct ft_shape){2, 3, 0, false, 0, 0}, 1, FT_LANE_CPU, &err),
+                FT_LIMIT, "3 sequences", &err);
+    CHECK_FAILS(build(&graph, &arena, &m, (struct ft_shape){2, 1, 3, true, 0, 0}, 4, FT_LANE_CPU, &err),
+                FT_LIMIT, "3 logit rows", &err);
+    CHECK_FAILS(build(&graph, &arena, &m, (struct ft_shape){2, 1, 1, true, 2, 2}, 4, FT_LANE_CPU, &err),
+                FT_LIMIT, "layers 2 to 2", &err);
+    CHECK_FAILS(build(&graph, &arena, &m, (struct ft_shape){2, 1, 1, true, 0, 5}, 4, FT_LANE_CPU, &err),
+                FT_LIMIT, "layers 0 to 5", &err);
+}
+
+/* Jobs and weights of the layers' ops, the embedding and the head; joins and ends come once a slice. */
+static void count(const struct ft_graph *graph, uint32_t *jobs, uint64_t *bytes, uint32_t *heads)
+{
+    for (uint32_t i = 0; i < graph->static_count; i++) {
+        *jobs += graph->op[i] != FT_OP_JOIN && graph->op[i] != FT_OP_END;
+        *bytes += graph->bytes[i];
+        *heads += graph->op[i] == FT_OP_HEAD;
+    }
+}
+
+TEST(slices_have_the_jobs_of_the_whole_step_between_them)
+{
+    struct ft_model m;
+    struct ft_error err;
+    struct ft_graph graph;
+    struct ft_arena arena;
+    make_model(&m);
+    for (int lane = FT_LANE_CPU; lane <= FT_LANE_DEVICE; lane++)
+        for (uint32_t layers = 1; layers <= m.layer_count; layers++) {
+            uint32_t jobs = 0, whole_jobs = 0, heads = 0, whole_heads = 0, slices = 0;
+            uint64_t bytes = 0, whole_bytes = 0;
+            struct ft_shape shape = {.rows = 8, .sequences = 2, .logit_rows = 2, .prefill = true};
+            REQUIRE(build(&graph, &arena, &m, shape, 5, (enum ft_lane)lane, &err) == FT_OK);
+            CHECK_EQ(graph.shape.layer_end, m.layer_count);
+            count(&graph, &whole_jobs, &whole_bytes, &whole_heads);
+            ft_arena_fini(&arena);
+            for (uint32_t at = 0; at < m.layer_count; at += layers, slices++) {
+                shape.layer_begin = at;
+                shape.layer_end = FT_MIN(at + layers, m.layer_count);
+                CHECK_OK(build(&graph, &arena, &m, shape, 5, (enum ft_lane)lane, &err), &err);
+                CHECK_OK(ft_graph_check(&graph, &err), &err);
+                count(&graph, &jobs, &bytes, &heads);
+                for (uint32_t i = 0; i < graph.static_count; i++)
+                    CHECK(graph.layer[i] == FT_GRAPH_NO_LAYER ||
+                          (graph.layer[i] >= at && graph.layer[i] < shape.layer_end));
+                for (uint32_t i = 0; i < m.layer_count; i++) {
+                    bool within = i >= at && i < shape.layer_end;
+                    CHECK_EQ(graph.router_job[i] != FT_NONE, within && !m.layers[i].dense);
+                }
+                ft_arena_fini(&arena);
+            }
+            CHECK_EQ(slices, ft_div_up(m.layer_count, layers));
+            CHECK_EQ(jobs, whole_jobs);
+            CHECK_EQ(bytes, whole_bytes);
+            CHECK_EQ(heads, whole_heads);
+        }
 }
 
 TEST(a_cycle_is_found)
@@ -155,7 +208,8 @@ TEST(a_cycle_is_found)
     struct ft_graph graph;
     struct ft_arena arena;
     make_model(&m);
-    REQUIRE(build(&graph, &arena, &m, (struct ft_shape){1, 1, 1, false}, 1, FT_LANE_CPU, &err) == FT_OK);
+    REQUIRE(build(&graph, &arena, &m, (struct ft_shape){1, 1, 1, false, 0, 0}, 1, FT_LANE_CPU, &err) ==
+            FT_OK);
     graph.in_degree[3]++;
     CHECK_FAILS(ft_graph_check(&graph, &err), FT_INTERNAL, "can run", &err);
     ft_arena_fini(&arena);
@@ -163,4 +217,4 @@ TEST(a_cycle_is_found)
 
 TEST_MAIN(RUN(every_shape_gives_a_sound_graph) RUN(tiles_of_an_op_cover_its_axis_exactly_once)
               RUN(ple_reads_start_at_once_and_experts_have_reserved_ids) RUN(impossible_shapes_are_refused)
-                  RUN(a_cycle_is_found))
+                  RUN(slices_have_the_jobs_of_the_whole_step_between_them) RUN(a_cycle_is_found))

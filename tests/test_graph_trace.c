@@ -50,6 +50,8 @@ static struct ft_trace_step make_step(uint32_t number)
                                   .record_count = RECORDS,
                                   .begin_ns = 900,
                                   .end_ns = 99999,
+                                  .layer_begin = 1,
+                                  .layer_end = 4,
                                   .records = records};
 }
 
@@ -209,13 +211,15 @@ TEST(signed_nonsense_is_refused)
         {true, 12, 2, "neither prefill nor decode"},
         {true, 20, 77, "announces 77 records"},
         {true, 24 + 7, 1, "ends before"},
-        {true, 40 + 46, 3, "field out of range"},
-        {true, 40 + 47, 200, "field out of range"},
-        {true, 40 + 48, 5, "field out of range"},
-        {true, 40 + 49, 99, "field out of range"},
-        {true, 40 + 50, 3, "field out of range"},
-        {true, 40 + 7, 1, "field out of range"},
-        {true, 40 + 41, 2, "field out of range"},
+        {true, 40, 9, "layers 9 to 4"},
+        {true, 44 + 2, 1, "layers 1 to 65540"},
+        {true, 48 + 46, 3, "field out of range"},
+        {true, 48 + 47, 200, "field out of range"},
+        {true, 48 + 48, 5, "field out of range"},
+        {true, 48 + 49, 99, "field out of range"},
+        {true, 48 + 50, 3, "field out of range"},
+        {true, 48 + 7, 1, "field out of range"},
+        {true, 48 + 41, 2, "field out of range"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         uint64_t bytes;
@@ -237,9 +241,9 @@ TEST(other_files_and_schemas_are_refused)
     uint8_t *file = make_file(&bytes);
     CHECK_FAILS(ft_trace_reader_open(&reader, "{}", 2, &err), FT_FORMAT, "not a trace file", &err);
     CHECK_FAILS(ft_trace_reader_open(&reader, file, 12, &err), FT_FORMAT, "before a header", &err);
-    file[8] = 2;
-    CHECK_FAILS(ft_trace_reader_open(&reader, file, bytes, &err), FT_UNSUPPORTED, "schema 2", &err);
     file[8] = 1;
+    CHECK_FAILS(ft_trace_reader_open(&reader, file, bytes, &err), FT_UNSUPPORTED, "schema 1", &err);
+    file[8] = 2;
     file[12] = 2;
     CHECK_FAILS(read_all(file, bytes, &steps, &err), FT_FORMAT, "a step before a header", &err);
     free(file);

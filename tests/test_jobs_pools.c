@@ -57,6 +57,26 @@ TEST(last_use_is_remembered_per_expert)
     CHECK_EQ(ft_slots_touch(&slots, 1, 2, 9), 0);
     CHECK_EQ(ft_slots_touch(&slots, 1, 2, 12), 9);
     CHECK_EQ(ft_slots_touch(&slots, 0, 2, 12), 0);
+    CHECK_EQ(ft_slots_last_use(&slots, 1, 2), 12);
+    CHECK_EQ(ft_slots_last_use(&slots, 1, 2), 12);
+    CHECK_EQ(ft_slots_last_use(&slots, 1, 1), 0);
+    ft_arena_fini(&arena);
+}
+
+TEST(a_borrowed_slot_is_busy_and_no_younger)
+{
+    struct ft_slots slots;
+    struct ft_arena arena;
+    uint32_t slot = 1;
+    make_slots(&slots, &arena, 2);
+    ft_slots_take(&slots, slot, 0, 2, 5, false);
+    ft_slots_release(&slots, &slot, 1);
+    ft_slots_borrow(&slots, slot);
+    CHECK_EQ(slots.busy[slot], 1);
+    CHECK_EQ(slots.last_used[slot], 5);
+    ft_slots_release(&slots, &slot, 1);
+    CHECK_EQ(slots.busy[slot], 0);
+    CHECK_EQ(ft_slots_find(&slots, 0, 2), slot);
     ft_arena_fini(&arena);
 }
 
@@ -173,6 +193,7 @@ TEST(the_least_recently_used_snapshot_makes_room)
 
 TEST_MAIN(RUN(a_taken_slot_holds_the_new_expert_and_forgets_the_old)
               RUN(a_failed_step_loses_what_it_fetched_and_nothing_else) RUN(last_use_is_remembered_per_expert)
-                  RUN(pages_are_shared_by_reference_and_zeroed_before_they_are_used_again)
-                      RUN(the_longest_prefix_snapshot_is_found_and_holds_its_pages)
-                          RUN(the_least_recently_used_snapshot_makes_room))
+                  RUN(a_borrowed_slot_is_busy_and_no_younger)
+                      RUN(pages_are_shared_by_reference_and_zeroed_before_they_are_used_again)
+                          RUN(the_longest_prefix_snapshot_is_found_and_holds_its_pages)
+                              RUN(the_least_recently_used_snapshot_makes_room))

@@ -311,6 +311,30 @@ TEST(replay_repeats_and_counts_departures)
     CHECK_FAILS(ft_policy_replay.init(memory, &params, &err), FT_USAGE, "--replay", &err);
 }
 
+TEST(replay_knows_the_layers_of_recorded_steps)
+{
+    struct ft_policy_step steps[4], found;
+    struct ft_replay replay = {.steps = steps};
+    const struct ft_trace_step recorded[] = {{.step = 3, .prefill = 1, .layer_begin = 0, .layer_end = 2},
+                                             {.step = 4, .layer_begin = 0, .layer_end = 5},
+                                             {.step = 7, .prefill = 1, .layer_begin = 2, .layer_end = 5}};
+    for (uint32_t i = 0; i < 3; i++)
+        ft_replay_append(&replay, &recorded[i]);
+    CHECK_EQ(replay.step_count, 3);
+    start(&ft_policy_replay, 0, &replay);
+    for (uint32_t i = 0; i < 3; i++) {
+        REQUIRE(ft_policy_replay.find_step(memory, recorded[i].step, &found));
+        CHECK_EQ(found.prefill, recorded[i].prefill);
+        CHECK_EQ(found.layer_begin, recorded[i].layer_begin);
+        CHECK_EQ(found.layer_end, recorded[i].layer_end);
+    }
+    CHECK(!ft_policy_replay.find_step(memory, 2, &found));
+    CHECK(!ft_policy_replay.find_step(memory, 5, &found));
+    CHECK(!ft_policy_replay.find_step(memory, 8, &found));
+    replay.step_count = 0;
+    CHECK(!ft_policy_replay.find_step(memory, 3, &found));
+}
+
 static uint64_t random_state = 88172645463325252u;
 static uint32_t random_below(uint32_t bound)
 {
@@ -434,4 +458,5 @@ TEST_MAIN(RUN(a_layer_takes_only_slots_of_its_own_gpu) RUN(policies_are_found_by
                       RUN(without_a_device_all_is_cpu) RUN(cpu_computes_misses_and_uses_what_is_resident) RUN(
                           hybrid_fetches_the_share_that_ends_first) RUN(hybrid_fetches_the_most_recently_used)
                           RUN(template_fetches_what_was_used_lately) RUN(replay_repeats_and_counts_departures)
-                              RUN(random_layers_need_no_repair_and_the_same_input_gives_the_same_output))
+                              RUN(replay_knows_the_layers_of_recorded_steps)
+                                  RUN(random_layers_need_no_repair_and_the_same_input_gives_the_same_output))

@@ -174,6 +174,40 @@ TEST(without_a_device_every_expert_runs_on_the_cpu)
     CHECK_NEAR(number(row, "hit_rate"), 0, 0);
     CHECK_NEAR(number(row, "cpu_experts_per_step"), number(row, "distinct_experts_per_step"), 1e-9);
     CHECK(!strcmp(text_of(row, "device"), "none"));
+    const json_t *prefill = json_object_get(row, "prefill");
+    CHECK_EQ((int)number(prefill, "rows"), 150); /* the context, when nothing else is asked for */
+    CHECK_EQ((int)number(prefill, "chunks"), 2);
+    CHECK_NEAR(number(prefill, "link_bound_s"), 0, 0);
+    json_decref(root);
+}
+
+TEST(a_prompt_is_read_alone_and_beside_sequences_that_decode)
+{
+    const char *const arguments[] = {
+        "--shape", SHAPE,     "--json",   "--strategy",       "offload", "--steps",           "40",
+        "--batch", "2",       "--no-pin", "--moe-cache-rate", "0.4",     "--prefill",         "--prompt",
+        "100",     "--chunk", "128",      "--link-gbs",       "0.1",     "--ceiling-seconds", "0.01",
+        NULL};
+    json_t *root = run_json(arguments), *row = json_array_get(json_object_get(root, "rows"), 0);
+    const json_t *prefill = json_object_get(row, "prefill");
+    check_row(root, row);
+    CHECK_EQ((int)number(row, "batch"), 2);
+    CHECK_EQ((int)number(prefill, "rows"), 100);
+    CHECK_EQ((int)number(prefill, "chunks"), 1);
+    CHECK_NEAR(number(prefill, "alone_rows_s") * number(prefill, "alone_s"), 100, 1e-4);
+    /* 4 layers of 16 experts, less those in slots, in one chunk over a link of 0.1 GB/s, played exactly */
+    double bound = (64 - number(row, "slots")) * number(root, "expert_bytes") / 0.1e9;
+    CHECK_NEAR(number(prefill, "link_bound_s"), bound, 0.2 * bound); /* by the link's measured speed */
+    CHECK(number(prefill, "alone_s") >= 0.99 * bound);
+    CHECK_NEAR(number(prefill, "of_link_bound"), number(prefill, "link_bound_s") / number(prefill, "alone_s"),
+               1e-6);
+    CHECK(json_is_true(json_object_get(prefill, "beside_whole")));
+    CHECK_EQ((int)number(prefill, "beside_rows"), 100);
+    CHECK(number(prefill, "slices") >= 1 && number(prefill, "slices") <= 4);
+    CHECK(number(prefill, "beside_tokens") > 0);
+    CHECK_NEAR(number(prefill, "rate_kept"), number(prefill, "beside_tok_s") / number(row, "tok_s"), 1e-6);
+    CHECK(number(prefill, "gap_ms_max") > 0 && number(prefill, "after_tok_s") > 0);
+    CHECK(number(prefill, "hit_rate_after") > 0 && number(prefill, "hit_rate_kept") > 0.8);
     json_decref(root);
 }
 
@@ -300,6 +334,7 @@ int main(int argc, char **argv)
     RUN(rows_of_all_strategies_agree_with_themselves)
     RUN(every_expert_resident_misses_nothing)
     RUN(without_a_device_every_expert_runs_on_the_cpu)
+    RUN(a_prompt_is_read_alone_and_beside_sequences_that_decode)
     RUN(recorded_routing_and_a_ple_table_are_used)
     RUN(text_says_that_the_weights_are_synthetic)
     RUN(wrong_use_is_refused)

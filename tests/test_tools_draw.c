@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/test.h"
 #include "tools/draw.h"
+#include "tools/draw_internal.h"
 
 #include <jansson.h>
 
@@ -237,6 +238,17 @@ TEST(text_of_a_step_shows_times_waits_and_choices)
 {
     char *text = render("text", &step_draw);
     CHECK(holds(text, "hybrid, device host: step 7 (decode, 1 row), 100.0 us; 3 records were dropped"));
+    struct ft_trace_step slice = step;
+    struct ft_draw draw_slice = {.header = &header, .step = &slice};
+    char title[256];
+    slice.prefill = 1;
+    slice.rows = 9;
+    slice.layer_end = header.layer_count;
+    ft_draw_step_title(&draw_slice, title, sizeof title);
+    CHECK(holds(title, "step 7 (prefill, 9 rows), 100.0 us"));
+    slice.layer_begin = header.layer_count - 1;
+    ft_draw_step_title(&draw_slice, title, sizeof title);
+    CHECK(holds(title, "(prefill, 9 rows, layers 1 to 1)"));
     CHECK(holds(text, "layer 0  experts: 0 resident, 1 fetched, 0 on the CPU"));
     CHECK(holds(text, "  router           cpu          1          2.0         30.0      1"));
     CHECK(holds(text, "  fetch            link         1          4.1         26.0      1"));

@@ -58,6 +58,7 @@ void ft_decode_stats_subtract(struct ft_session_stats *b, const struct ft_sessio
 {
     b->steps -= a->steps;
     b->prefill_steps -= a->prefill_steps;
+    b->prefill_chunks -= a->prefill_chunks;
     b->prefill_rows -= a->prefill_rows;
     b->decode_rows -= a->decode_rows;
     b->prefill_ns -= a->prefill_ns;
@@ -132,13 +133,44 @@ static double gap_us(const struct ft_decode_row *row)
     return row->mean_step_s * 1e6 - row->stats.decode_ns / row->steps / 1e3;
 }
 
-/* All experts that no slot holds, once a step, over the link. */
+/* All experts that no slot holds, once a chunk, over the link. */
 static double prefill_link_s(const struct ft_decode_report *report, const struct ft_decode_row *row)
 {
     double experts = (double)report->layer_count * report->expert_count,
            link = report->ceilings.link_bytes_per_s;
     double missing = FT_MAX(experts - row->plan.slot_count, 0.0) * report->expert_bytes;
-    return link > 0 ? missing / link * (double)row->prefill_steps : 0;
+    bool moves = row->plan.device != FT_DEVICE_NONE && link > 0;
+    return moves ? missing / link * (double)row->prefill.chunks : 0;
+}
+
+static double hit_rate(uint64_t hits, uint64_t misses)
+{
+    return share((double)hits, (double)(hits + misses));
+}
+
+static void print_prefill(const struct ft_decode_report *report, const struct ft_decode_row *row, FILE *out)
+{
+    const struct ft_bench_prefill *p = &row->prefill;
+    double before = speed(row, row->mean_step_s), beside = share((double)p->tokens, p->beside_s);
+    double hits = hit_rate(row->stats.hits, row->stats.misses),
+           hits_after = hit_rate(p->after_hits, p->after_misses), link_s = prefill_link_s(report, row);
+    fprintf(out, "    prefill alone: %u rows in %llu chunks, %.0f rows/s", p->prompt_tokens,
+            (unsigned long long)p->chunks, share(p->prompt_tokens, p->alone_s));
+    if (link_s > 0)
+        fprintf(out, "; %.0f%% of the link's bound", 100 * share(link_s, p->alone_s));
+    fprintf(out,
+            "\n    beside it: %.2f tok/s, %.0f%% of those before (longest gap %.1f ms); the prompt in %llu "
+            "slices",
+            beside, 100 * share(beside, before), p->gap_s_max * 1e3, (unsigned long long)p->slices);
+    if (p->whole)
+        fprintf(out, ", %.0f rows/s", share(p->rows, p->beside_s));
+    else
+        fprintf(out, ", not read to its end: raise --beside");
+    fprintf(out, "\n    after it: %.2f tok/s", share(row->batch * (double)row->steps, p->after_s));
+    if (row->plan.slot_count)
+        fprintf(out, ", hits %.1f%%, before %.1f%% (x %.2f)", 100 * hits_after, 100 * hits,
+                share(hits_after, hits));
+    fprintf(out, "\n");
 }
 
 void ft_decode_report_print_row(const struct ft_decode_report *report, const struct ft_decode_row *row,
@@ -158,11 +190,8 @@ void ft_decode_report_print_row(const struct ft_decode_report *report, const str
             speed(row, row->mean_step_s), row->mean_step_s * 1e3, row->median_step_s * 1e3,
             row->min_step_s * 1e3, row->steps, row->warmup);
     fprintf(out, "    between steps %.1f us\n", gap_us(row));
-    if (row->prefill_rows)
-        fprintf(out, "    prefill: %llu rows in %llu steps, %.0f rows/s; %.0f%% of the link's bound\n",
-                (unsigned long long)row->prefill_rows, (unsigned long long)row->prefill_steps,
-                (double)row->prefill_rows / row->prefill_s,
-                100 * share(prefill_link_s(report, row), row->prefill_s));
+    if (row->prefill.prompt_tokens)
+        print_prefill(report, row, out);
     fprintf(out, "    hits %.1f%% of %.1f distinct experts a step; %.1f fetched (%.1f MB), %.1f on the CPU\n",
             100 * share((double)(active - misses), (double)active), (double)active / steps,
             (double)s->fetches / steps, (double)s->fetch_bytes / steps / 1e6, (double)s->cpu_experts / steps);
@@ -253,6 +282,34 @@ static void write_traffic(struct ft_json *json, const struct ft_decode_traffic *
     ft_json_close(json, '}');
 }
 
+static void write_prefill(struct ft_json *json, const struct ft_decode_report *r,
+                          const struct ft_decode_row *row)
+{
+    const struct ft_bench_prefill *p = &row->prefill;
+    double before = speed(row, row->mean_step_s), beside = share((double)p->tokens, p->beside_s),
+           hits = hit_rate(row->stats.hits, row->stats.misses),
+           hits_after = hit_rate(p->after_hits, p->after_misses), link_s = prefill_link_s(r, row);
+    ft_json_open(json, '{', "prefill");
+    ft_json_u64(json, "rows", p->prompt_tokens);
+    ft_json_u64(json, "chunks", p->chunks);
+    ft_json_f64(json, "alone_s", p->alone_s);
+    ft_json_f64(json, "alone_rows_s", share(p->prompt_tokens, p->alone_s));
+    ft_json_f64(json, "link_bound_s", link_s);
+    ft_json_f64(json, "of_link_bound", share(link_s, p->alone_s));
+    ft_json_f64(json, "beside_s", p->beside_s);
+    ft_json_u64(json, "beside_rows", p->rows);
+    ft_json_bool(json, "beside_whole", p->whole);
+    ft_json_u64(json, "slices", p->slices);
+    ft_json_u64(json, "beside_tokens", p->tokens);
+    ft_json_f64(json, "beside_tok_s", beside);
+    ft_json_f64(json, "rate_kept", share(beside, before));
+    ft_json_f64(json, "gap_ms_max", p->gap_s_max * 1e3);
+    ft_json_f64(json, "after_tok_s", share(row->batch * (double)row->steps, p->after_s));
+    ft_json_f64(json, "hit_rate_after", hits_after);
+    ft_json_f64(json, "hit_rate_kept", share(hits_after, hits));
+    ft_json_close(json, '}');
+}
+
 static void write_row(struct ft_json *json, const struct ft_decode_report *r, const struct ft_decode_row *row)
 {
     uint64_t active, misses;
@@ -281,10 +338,10 @@ static void write_row(struct ft_json *json, const struct ft_decode_report *r, co
     ft_json_f64(json, "step_ms_median", row->median_step_s * 1e3);
     ft_json_f64(json, "step_ms_min", row->min_step_s * 1e3);
     ft_json_f64(json, "gap_us", gap_us(row));
-    ft_json_u64(json, "prefill_rows", row->prefill_rows);
-    ft_json_u64(json, "prefill_steps", row->prefill_steps);
-    ft_json_f64(json, "prefill_s", row->prefill_s);
-    ft_json_f64(json, "prefill_link_bound_s", row->prefill_rows ? prefill_link_s(r, row) : 0);
+    if (row->prefill.prompt_tokens)
+        write_prefill(json, r, row);
+    else
+        ft_json_null(json, "prefill");
     write_bound(json, row, "", &row->bound);
     write_bound(json, row, "lru_", &row->lru_bound);
     write_bound(json, row, "belady_", &row->belady_bound);

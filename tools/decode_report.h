@@ -7,6 +7,7 @@
 #define FT_TOOLS_DECODE_REPORT_H
 
 #include "jobs/session.h"
+#include "tools/bench_prefill.h"
 #include "tools/ceilings.h"
 #include "tools/decode_bounds.h"
 #include "tools/synthetic.h"
@@ -19,8 +20,7 @@ struct ft_decode_row {
     uint32_t batch, context, steps, warmup;
     double link_gbs; /* throttle; 0 = none */
     double mean_step_s, median_step_s, min_step_s;
-    uint64_t prefill_rows, prefill_steps; /* --prefill: of the contexts */
-    double prefill_s;
+    struct ft_bench_prefill prefill;            /* --prefill */
     struct ft_session_stats stats;              /* of the timed steps alone */
     uint64_t active, lru_misses, belady_misses; /* of the timed steps, by replay of the routing */
     uint32_t warm_slots;

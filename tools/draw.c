@@ -58,11 +58,14 @@ void ft_draw_step_title(const struct ft_draw *draw, char *title, size_t cap)
 {
     const struct ft_trace_header *header = draw->header;
     const struct ft_trace_step *step = draw->step;
+    char layers[40] = "";
+    if (step->layer_begin || (header && step->layer_end && step->layer_end < header->layer_count))
+        snprintf(layers, sizeof layers, ", layers %u to %u", step->layer_begin, step->layer_end - 1);
     int used =
-        snprintf(title, cap, "%s, %s, device %s: step %u (%s, %u row%s), %.1f us",
+        snprintf(title, cap, "%s, %s, device %s: step %u (%s, %u row%s%s), %.1f us",
                  header && header->model[0] ? header->model : "model", header ? header->strategy : "?",
                  header ? header->device : "?", step->step, step->prefill ? "prefill" : "decode", step->rows,
-                 step->rows == 1 ? "" : "s", (double)(step->end_ns - step->begin_ns) / 1e3);
+                 step->rows == 1 ? "" : "s", layers, (double)(step->end_ns - step->begin_ns) / 1e3);
     if (step->dropped && used > 0 && (size_t)used < cap)
         snprintf(title + used, cap - (size_t)used, "; %u records were dropped", step->dropped);
 }

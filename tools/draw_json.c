@@ -122,9 +122,10 @@ static void put_step(const struct ft_draw *draw, FILE *out)
     fprintf(
         out,
         ",\n  \"step\": %u,\n  \"rows\": %u,\n  \"sequences\": %u,\n  \"prefill\": %s,\n  \"dropped\": %u,\n"
-        "  \"begin_ns\": %llu,\n  \"end_ns\": %llu,\n  \"threads\": [",
+        "  \"layer_begin\": %u,\n  \"layer_end\": %u,\n  \"begin_ns\": %llu,\n  \"end_ns\": %llu,\n  "
+        "\"threads\": [",
         step->step, step->rows, step->sequences, step->prefill ? "true" : "false", step->dropped,
-        whole(step->begin_ns), whole(step->end_ns));
+        step->layer_begin, step->layer_end, whole(step->begin_ns), whole(step->end_ns));
     for (uint32_t thread = 0; thread < threads; thread++) {
         ft_draw_thread_name(draw, thread, name, sizeof name);
         fputs(thread ? ", " : "", out);

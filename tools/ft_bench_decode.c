@@ -6,7 +6,7 @@
  *
  * No checkpoint is needed: the weights are random (tools/synthetic.h), the router's choices are given
  * (planner/routing.h), so that the expert slots see the hit rate of real traffic, and the context is taken as
- * computed unless --prefill asks for it. Everything else is the engine: the same plan, session, lanes and
+ * computed. --prefill reads a prompt, too: before the decode steps and beside them. Everything else is the engine: the same plan, session, lanes and
  * kernels as ft run.
  */
 #include "io/bench_io.h"
@@ -32,7 +32,8 @@
 struct options {
     const char *shape, *routing, *ple_file, *trace, *isa;
     struct ft_shape_cuts cuts;
-    uint32_t chunk, format, dense, strategy, device, slots, batch, context, steps, warmup, workers, io;
+    uint32_t chunk, prompt, beside, format, dense, strategy, device, slots, batch, context, steps, warmup,
+        workers, io;
     double cache_rate, link_gbs, share, ceiling_seconds, device_gbs;
     uint64_t seed, ple_bytes;
     bool device_given, compare, prefill, json, pin;
@@ -79,9 +80,11 @@ static const struct ft_option table[] = {
      1e7},
     {"steps", "N", "steps that are timed", NULL, FT_OPTION_U32, FIELD(steps), 1, 1e6},
     {"warmup", "N", "steps before them", NULL, FT_OPTION_U32, FIELD(warmup), 0, 1e6},
-    {"chunk", "N", "rows of one prefill step, with --prefill", NULL, FT_OPTION_U32, FIELD(chunk), 1, 65536},
-    {"prefill", NULL, "compute the context instead of taking it as computed", NULL, FT_OPTION_FLAG,
+    {"prefill", NULL, "read a prompt, too: alone, and beside the sequences that decode", NULL, FT_OPTION_FLAG,
      FIELD(prefill), 0, 0},
+    {"prompt", "N", "tokens of that prompt", "the context", FT_OPTION_U32, FIELD(prompt), 2, 1e7},
+    {"chunk", "N", "rows of one prefill step, with --prefill", NULL, FT_OPTION_U32, FIELD(chunk), 1, 65536},
+    {"beside", "N", "decode steps beside the prompt, at most", NULL, FT_OPTION_U32, FIELD(beside), 1, 1e6},
     {"routing", "FILE", "recorded routing (trace.<i> of a safetensors file)",
      "generated, see planner/routing.h", FT_OPTION_STRING, FIELD(routing), 0, 0},
     {"ple-file", "F", "PLE table to read rows from", "the model runs without PLE", FT_OPTION_STRING,
@@ -140,11 +143,15 @@ static bool show(void *context, uint64_t done, uint64_t total)
 
 /* ---- the engine of a row ---- */
 
-/* Tokens that a sequence may generate: with --prefill the first one decodes while others are still read. */
+/* Tokens that a sequence may generate: with --prefill also beside the prompt and after it. */
 static uint32_t max_tokens(const struct options *o)
 {
-    uint32_t slack = o->prefill ? o->batch * (uint32_t)ft_div_up(o->context, o->chunk) + 2 : 0;
-    return o->warmup + o->steps + slack;
+    return o->warmup + o->steps + (o->prefill ? o->beside + o->steps : 0) + 2;
+}
+
+static uint32_t prompt_tokens(const struct options *o)
+{
+    return o->prompt ? o->prompt : FT_MAX(o->context, 2u);
 }
 
 static void make_open_options(const struct bench *bench, enum ft_strategy strategy,
@@ -154,6 +161,8 @@ static void make_open_options(const struct bench *bench, enum ft_strategy strate
     struct ft_kv_layout kv;
     ft_kv_layout_init(&kv, &bench->model);
     uint64_t tokens = ft_round_up((uint64_t)o->context + max_tokens(o), kv.page_tokens) * o->batch;
+    if (o->prefill)
+        tokens += ft_round_up(prompt_tokens(o), kv.page_tokens);
     ft_open_options_init(open);
     open->strategy = strategy;
     open->device = o->device;
@@ -167,7 +176,7 @@ static void make_open_options(const struct bench *bench, enum ft_strategy strate
     open->plan.slot_count = o->slots;
     open->plan.slot_rate = o->cache_rate;
     open->plan.fetch_share = o->share;
-    open->plan.sequences_max = o->batch;
+    open->plan.sequences_max = o->batch + o->prefill;
     open->plan.kv_tokens = (uint32_t)FT_MIN(tokens, (uint64_t)UINT32_MAX);
     open->plan.chunk_rows = o->prefill ? o->chunk : CHUNK_ROWS_SMALL;
     open->snapshot_given = true; /* none: nothing is rolled back or reused */
@@ -243,7 +252,7 @@ static int submit(struct bench *bench, struct ft_session *session, struct ft_err
                                            .prompt_count = o->context,
                                            .max_tokens = max_tokens(o),
                                            .sampling = {.top_p = 1, .repetition_penalty = 1},
-                                           .assumed_count = o->prefill ? 0 : o->context - 1};
+                                           .assumed_count = o->context - 1};
         status = ft_session_submit(session, &request, &handle, err);
     }
     free(prompt);
@@ -264,13 +273,10 @@ static int step_once(struct bench *bench, struct ft_session *session, uint32_t *
     return status;
 }
 
-/* Until every sequence has its context, and then the warm-up. */
 static int warm_up(struct bench *bench, struct ft_session *session, struct ft_error *err)
 {
-    uint32_t tokens = bench->options->prefill ? 0 : bench->options->batch;
+    uint32_t tokens;
     int status = FT_OK;
-    while (status == FT_OK && tokens < bench->options->batch)
-        status = step_once(bench, session, &tokens, err);
     for (uint32_t i = 0; status == FT_OK && i < bench->options->warmup; i++)
         status = step_once(bench, session, &tokens, err);
     return status;
@@ -289,9 +295,6 @@ static int time_steps(struct bench *bench, struct ft_session *session, struct ft
     uint32_t steps = bench->options->steps, tokens;
     int status = FT_OK;
     ft_session_stats(session, &before);
-    row->prefill_rows = before.prefill_rows;
-    row->prefill_s = before.prefill_ns * 1e-9;
-    row->prefill_steps = before.prefill_steps;
     *first_decode_step = (uint32_t)(before.steps - before.prefill_steps);
     uint64_t begin = ft_session_now_ns(session), last = begin;
     for (uint32_t i = 0; status == FT_OK && i < steps; i++) {
@@ -363,18 +366,30 @@ static int measure_row(struct bench *bench, struct ft_engine *engine, struct ft_
 {
     struct ft_routing_warm warm;
     uint32_t first = 0;
+    const struct options *o = bench->options;
+    const struct ft_bench_prefill_options prefill = {.prompt_tokens = prompt_tokens(o),
+                                                     .vocab = bench->model.vocab,
+                                                     .batch = o->batch,
+                                                     .steps_max = o->beside,
+                                                     .steps = o->steps,
+                                                     .seed = o->seed,
+                                                     .go_on = go_on};
     int status = list_warm(bench, engine->plan.slot_count, &warm, err);
     if (status == FT_OK) {
         drop_dense_layers(&bench->model, &warm);
         status = ft_session_warm_slots(engine->session, warm.layer, warm.expert, warm.count, &row->warm_slots,
                                        err);
     }
+    if (status == FT_OK && o->prefill)
+        status = ft_bench_prefill_alone(engine->session, &prefill, &row->prefill, err);
     if (status == FT_OK)
         status = submit(bench, engine->session, err);
     if (status == FT_OK)
         status = warm_up(bench, engine->session, err);
     if (status == FT_OK)
         status = time_steps(bench, engine->session, row, &first, err);
+    if (status == FT_OK && o->prefill)
+        status = ft_bench_prefill_beside(engine->session, &prefill, &row->prefill, err);
     if (status == FT_OK)
         status = find_bounds(bench, row, &warm, first, err);
     free(warm.layer);
@@ -643,6 +658,7 @@ int ft_command_bench_decode(int argc, char **argv)
                               .batch = 1,
                               .context = 256,
                               .chunk = 128,
+                              .beside = 1024,
                               .steps = 64,
                               .warmup = 16,
                               .ceiling_seconds = 0.2,

@@ -10,7 +10,7 @@
 
 /* What one pass over the frames finds: choices of all steps, records of the largest. */
 static int count_choices(const struct ft_trace_reader *opened, struct ft_trace_record **records,
-                         uint32_t *cap, uint64_t *choices, struct ft_error *err)
+                         uint32_t *cap, uint64_t *choices, uint64_t *steps, struct ft_error *err)
 {
     struct ft_trace_reader reader = *opened;
     struct ft_trace_step step;
@@ -24,8 +24,10 @@ static int count_choices(const struct ft_trace_reader *opened, struct ft_trace_r
     if (!*records)
         return ft_error_set(err, FT_MEMORY, "no memory for %u trace records", *cap);
     reader = *opened;
-    while ((status = ft_trace_reader_next(&reader, &step, *records, *cap, &more, err)) == FT_OK && more)
+    while ((status = ft_trace_reader_next(&reader, &step, *records, *cap, &more, err)) == FT_OK && more) {
         *choices += ft_replay_count(&step);
+        ++*steps;
+    }
     return status;
 }
 
@@ -35,12 +37,13 @@ static int copy_choices(struct ft_replay *replay, const struct ft_trace_reader *
     struct ft_trace_reader reader = *opened;
     struct ft_trace_step step;
     uint32_t cap = 0;
-    uint64_t choices = 0;
+    uint64_t choices = 0, steps = 0;
     bool more = true;
-    int status = count_choices(opened, &records, &cap, &choices, err);
+    int status = count_choices(opened, &records, &cap, &choices, &steps, err);
     if (status == FT_OK) {
         replay->choices = calloc(choices + 1, sizeof *replay->choices);
-        if (!replay->choices)
+        replay->steps = calloc(steps + 1, sizeof *replay->steps);
+        if (!replay->choices || !replay->steps)
             status = ft_error_set(err, FT_MEMORY, "no memory for %llu choices", (unsigned long long)choices);
     }
     while (status == FT_OK && more) {
@@ -92,5 +95,6 @@ int ft_replay_file_read(struct ft_replay *replay, const char *path, const struct
 void ft_replay_file_fini(struct ft_replay *replay)
 {
     free(replay->choices);
+    free(replay->steps);
     memset(replay, 0, sizeof *replay);
 }

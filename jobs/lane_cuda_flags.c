@@ -133,7 +133,7 @@ static void add_note(struct ft_lane_cuda *lane, const char *name)
 {
     char before[sizeof lane->note];
     memcpy(before, lane->note, sizeof before);
-    char layers[64] = "";
+    char layers[48] = "";
     if (ft_cuda_is_chain(lane))
         snprintf(layers, sizeof layers, "layers %u to %u, ", lane->layer_begin, lane->layer_end - 1);
     snprintf(lane->note, sizeof lane->note, "GPU %d (%.60s): %s%s, %.1f us a round%s%.120s", lane->gpu,

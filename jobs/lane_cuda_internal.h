@@ -135,7 +135,7 @@ struct ft_lane_cuda {
     uint64_t done_ns;        /* when the driver saw that its part of the step was done */
     int64_t clock_offset_ns; /* host clock - GPU clock, least seen */
     bool clock_known;
-    char note[256];
+    char note[384];
 };
 
 static inline bool ft_cuda_is_broken(const struct ft_lane_cuda *lane)

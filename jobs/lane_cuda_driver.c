@@ -349,13 +349,14 @@ static void stream_layer(struct drive *d, uint32_t layer)
         (void)try_(d, (int)cudaEventRecord(lane->staged[buffer], lane->copy), "marking the copies' end");
 }
 
-/* While the GPU computes the last layer of a slice the link would stand still: it takes pieces of the next layer,
- * two at a time, so that the decode step behind this slice waits for little. */
+/* While the GPU computes the last layer of a slice the link would stand still: it takes pieces of the next layer, if
+ * that is the same GPU's, two at a time, so that the decode step behind this slice waits for little. */
 static void stream_ahead(struct drive *d)
 {
     struct ft_lane_cuda *lane = d->lane;
     uint32_t layer = d->layer_end, buffer = layer % 2, experts = d->step->model->expert_count;
-    if (is_broken(d) || d->step->model->layers[layer].dense ||
+    if (is_broken(d) || layer < lane->layer_begin || layer >= lane->layer_end ||
+        d->step->model->layers[layer].dense ||
         (lane->staged_layer[buffer] == layer && lane->staged_next[buffer] == experts))
         return;
     cudaEvent_t older = lane->ahead[lane->ahead_count % 2];
@@ -914,8 +915,9 @@ static void begin_launched(struct drive *d)
             capture_residual(d, 0);
         if (d->batch->prefill && !d->layer_begin)
             lane->staged_layer[0] = lane->staged_layer[1] = FT_NONE;
-        uint32_t begin = FT_MAX(lane->layer_begin, d->layer_begin);
-        for (uint32_t i = 0; i < 2 && d->streaming && begin < lane->layer_end; i++)
+        uint32_t begin = FT_MAX(lane->layer_begin, d->layer_begin),
+                 end = FT_MIN(lane->layer_end, d->layer_end);
+        for (uint32_t i = 0; i < 2 && d->streaming && begin < end; i++)
             stream_layer(d, begin + i);
     }
     use(d, d->first);

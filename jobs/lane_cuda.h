@@ -15,10 +15,10 @@
  *
  * Several GPUs are a chain of lanes with consecutive layers each; the first stands for all of them. A step is
  * strictly sequential over the layers, so one driver thread serves them in order. A decode step is one captured
- * graph per GPU, all launched at its begin:
+ * graph per GPU, launched when the GPU before it has all its flags:
  *
  *   GPU 0   inputs embed | graph: layers 0 .. 23 | residual -> GPU 1, event, end
- *   GPU 1   inputs angles ................. wait for event | graph: layers 24 .. 47, head, sample, end
+ *   GPU 1   inputs angles .................. wait for event | graph: layers 24 .. 47, head, sample, end
  *
  * The residual streams go from GPU to GPU by cudaMemcpyPeerAsync, which works with and without peer access. Flags
  * and messages (struct ft_cuda_exchange), slot map, lists, activations, captures are each GPU's own, and so are

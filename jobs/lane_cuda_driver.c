@@ -858,8 +858,8 @@ static bool find_captures(struct drive *d)
 
 /*
  * The graph of the GPU at hand. That of a GPU behind the first comes when the one before it has all its flags:
- * the copy from GPU to GPU waits for a graph that waits for the host, and a copy engine may do nothing else
- * meanwhile. Queued at the step's begin, on two H200s, it kept experts from the first GPU for ever.
+ * the copy from GPU to GPU waits for a graph that waits for the host, and nothing says that a copy engine takes
+ * other work meanwhile. With all of it queued at the step's begin, a step that fetched experts hung on two H200s.
  */
 static void launch_captured(struct drive *d)
 {

@@ -90,7 +90,12 @@ TEST(filters_choose_and_isas_come_from_the_dispatch_table)
     options.rows = 0;
     options.format = "f32"; /* no expert is measured in it */
     CHECK_FAILS(ft_bench_kernels_run(&options, &roof, results, RESULTS, &count, &err), FT_USAGE,
-                "format \"f32\"", &err);
+                "format f32", &err);
+    options.format = "nvfp4,fp4"; /* the first is known, the second is not */
+    CHECK_FAILS(ft_bench_kernels_check(&options, &err), FT_USAGE, "no format is called \"fp4\"", &err);
+    options.format = NULL;
+    options.isa = "avx9";
+    CHECK_FAILS(ft_bench_kernels_check(&options, &err), FT_USAGE, "no ISA is called \"avx9\"", &err);
     free(results);
 }
 

@@ -891,10 +891,10 @@ static void begin_captured(struct drive *d)
     for (struct ft_lane_cuda *lane = d->first; lane && good; lane = lane->next) {
         use(d, lane);
         good = prepare_captured(d);
+        if (good && lane == d->first)
+            launch_captured(d);
     }
     use(d, d->first);
-    if (good)
-        launch_captured(d);
 }
 
 static void begin_launched(struct drive *d)

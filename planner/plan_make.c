@@ -85,6 +85,11 @@ static int choose_gpus(struct ft_plan_draft *draft, struct ft_error *err)
     const struct ft_plan_options *options = draft->options;
     uint32_t count = draft->plan->device == FT_DEVICE_CUDA ? draft->machine->gpu_count : 1,
              layers = draft->model->layer_count;
+    if (options->gpu_limit_count > 1 && draft->plan->device != FT_DEVICE_CUDA)
+        return ft_error_set(err, FT_USAGE,
+                            "--vram names %u limits, for as many GPUs, but the plan is for --device %s: give "
+                            "one limit, or --device cuda",
+                            options->gpu_limit_count, ft_device_name(draft->plan->device));
     if (options->gpu_limit_count > 1 && options->gpu_limit_count != count)
         return ft_error_set(err, FT_USAGE,
                             "--vram names %u limits for %u GPUs: give one for each, or one for all",

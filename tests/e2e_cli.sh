@@ -173,6 +173,8 @@ plans() {
     expect 0 '24.00 GiB of 24.00 GiB' "$ft" plan --shape qwen3.8-flash-next --ram 128G --device cuda --vram 12G,24G
     expect 0 '25-47' "$ft" plan --shape qwen3.8-flash-next --ram 128G --gpus 5,3 --vram 12G
     refuse 2 'names GPU 5 twice' "$ft" plan --shape qwen3.8-flash-next --gpus 5,1,5 --vram 12G
+    refuse 2 'names 2 limits, for as many GPUs, but the plan is for --device none' "$ft" plan --shape qwen3.8-flash-next --device none --vram 12G,8G
+    refuse 2 'at most 32 GPUs' "$ft" plan --shape qwen3.8-flash-next --device cuda --vram "$(printf '12G,%.0s' $(seq 32))12G" --ram 96G
     refuse 2 'names 3 limits for 2 GPUs' "$ft" plan --shape qwen3.8-flash-next --gpus 5,1 --vram 12G,8G,4G
     refuse 2 'names GPUs and --device host' "$ft" plan --shape qwen3.8-flash-next --gpus 5,1 --device host
     expect 0 'fits' "$ft" plan --shape qwen3.8-flash-next --ram 128G --device cuda --vram 6G --strategy offload --dense fp8

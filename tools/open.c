@@ -195,7 +195,7 @@ static void resolve_options(const struct ft_open_options *options, struct ft_pla
     if (options->vram.count == 1)
         plan->device_bytes = options->vram.items[0];
     if (options->vram.count > 1) {
-        plan->gpu_limit_count = FT_MIN(options->vram.count, (uint32_t)FT_GPUS_MAX);
+        plan->gpu_limit_count = FT_MIN(options->vram.count, (uint32_t)FT_GPUS_MAX); /* more: check_gpus */
         memcpy(plan->gpu_bytes, options->vram.items, plan->gpu_limit_count * sizeof *plan->gpu_bytes);
     }
 }
@@ -214,9 +214,10 @@ static int check_contradictions(const struct ft_open_options *options, const str
             "--moe-cache-auto leaves the number of slots to the plan: do not give --moe-cache-%s too",
             size ? "size" : "rate");
     if (options->vram.count && plan->device == FT_DEVICE_NONE)
-        return ft_error_set(err, FT_USAGE,
-                            "--vram: there is no device whose memory could be limited; give --device host or "
-                            "--strategy offload or hybrid");
+        return ft_error_set(
+            err, FT_USAGE,
+            "--vram: there is no device whose memory could be limited; give --device cuda (for "
+            "ft plan it need not be here), --device host, or --strategy offload or hybrid");
     if ((size || rate) && plan->device == FT_DEVICE_NONE)
         return ft_error_set(err, FT_USAGE,
                             "--moe-cache-%s: there is no device that could have slots; give --device host or "
@@ -248,11 +249,15 @@ static int plan_dense(struct ft_engine *engine, enum ft_dense dense, const struc
     return ft_plan_make(engine->model, &engine->sizes, &engine->machine, wishes, plan, err);
 }
 
-static int check_gpus(const struct ft_option_numbers *gpus, struct ft_error *err)
+static int check_gpus(const struct ft_option_numbers *gpus, const struct ft_option_numbers *vram,
+                      struct ft_error *err)
 {
     if (gpus->count > FT_GPUS_MAX)
-        return ft_error_set(err, FT_LIMIT, "--gpus names %u GPUs, at most %d are possible", gpus->count,
+        return ft_error_set(err, FT_USAGE, "--gpus names %u GPUs, at most %d are possible", gpus->count,
                             FT_GPUS_MAX);
+    if (vram->count > FT_GPUS_MAX)
+        return ft_error_set(err, FT_USAGE, "--vram names %u limits, at most %d GPUs are possible",
+                            vram->count, FT_GPUS_MAX);
     for (uint32_t i = 0; i < gpus->count; i++)
         for (uint32_t j = 0; j < i; j++)
             if (gpus->items[i] == gpus->items[j])
@@ -279,7 +284,7 @@ static int make_plan(struct ft_engine *engine, const struct ft_open_options *opt
 {
     struct ft_plan_options wishes;
     resolve_options(options, &wishes);
-    int listed = check_gpus(&options->gpus, err);
+    int listed = check_gpus(&options->gpus, &options->vram, err);
     if (listed != FT_OK)
         return listed;
     if (machine)

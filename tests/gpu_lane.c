@@ -6,6 +6,7 @@
  */
 #include "jobs/lane_cuda.h"
 #include "tests/fixture_session.h"
+#include "tests/gpu_needed.h"
 
 #ifdef FT_FAKE_CUDA
 #include "tests/fake_cuda.h"
@@ -288,18 +289,5 @@ static void nothing_is_left_behind(void)
 #define RUN_FAKE
 #endif
 
-static bool can_run(void)
-{
-#ifndef FT_FAKE_CUDA
-    struct ft_gpu_info info;
-    struct ft_error err;
-    if (ft_lane_cuda_find(0, &info, &err) != FT_OK) {
-        fprintf(stderr, "skipped: %s\n", err.message);
-        exit(getenv("FT_REQUIRE_GPU") ? 1 : 77);
-    }
-#endif
-    return true;
-}
-
-TEST_MAIN(CHECK(can_run()); RUN(every_fixture_agrees_with_its_reference) RUN(every_strategy_and_handshake_gives_the_same_text)
+TEST_MAIN(need_gpu(); RUN(every_fixture_agrees_with_its_reference) RUN(every_strategy_and_handshake_gives_the_same_text)
               RUN(several_gpus_give_the_same_text) RUN(the_demo_model_answers_alone_and_batched) RUN_FAKE)

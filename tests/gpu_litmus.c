@@ -5,6 +5,7 @@
  * double. Half of the rounds have their payload copied to the device in front of the flag, as an expert is.
  */
 #include "jobs/lane_cuda_internal.h"
+#include "tests/gpu_needed.h"
 #include "tests/test.h"
 
 #ifdef FT_FAKE_CUDA
@@ -27,13 +28,8 @@ static bool open_gpu(struct ft_lane_cuda **lane, struct ft_cuda_litmus *litmus)
                                         .copy_delay_ns_max = 20000,
                                         .seed = 1};
     fake_cuda_init(&options);
-#else
-    struct ft_gpu_info info;
-    if (ft_lane_cuda_find(0, &info, &err) != FT_OK) {
-        fprintf(stderr, "skipped: %s\n", err.message);
-        exit(getenv("FT_REQUIRE_GPU") ? 1 : 77);
-    }
 #endif
+    need_gpu();
     int status = ft_lane_cuda_open(lane, 0, &err);
     if (status == FT_OK)
         status = ft_cuda_litmus_open(*lane, litmus, &err);

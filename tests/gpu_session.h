@@ -11,6 +11,7 @@
 #include "jobs/lane_cuda_internal.h"
 #include "jobs/session_internal.h"
 #include "tests/fixture_session.h"
+#include "tests/gpu_needed.h"
 
 #include <time.h>
 
@@ -78,14 +79,8 @@ static inline bool can_run(void)
 {
 #ifdef FT_FAKE_CUDA
     fake_cuda_init(&good_gpu);
-#else
-    struct ft_gpu_info info;
-    struct ft_error err;
-    if (ft_lane_cuda_find(0, &info, &err) != FT_OK) {
-        fprintf(stderr, "skipped: %s\n", err.message);
-        exit(getenv("FT_REQUIRE_GPU") ? 1 : 77);
-    }
 #endif
+    need_gpu();
     uint64_t random = 88172645463325252u;
     for (uint32_t p = 0; p < PROMPTS; p++)
         for (uint32_t i = 0; i < prompt_count[p]; i++)

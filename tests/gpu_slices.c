@@ -8,6 +8,7 @@
 #endif
 
 #include "jobs/lane_cuda_internal.h"
+#include "tests/gpu_needed.h"
 #include "tests/sliced_session.h"
 
 #ifdef FT_FAKE_CUDA
@@ -216,19 +217,6 @@ TEST(prompts_are_cancelled_between_slices_and_the_texts_of_the_others_stay)
     CHECK_OK(ft_engine_close(&engine, &err), &err);
 }
 
-static bool can_run(void)
-{
-#ifndef FT_FAKE_CUDA
-    struct ft_gpu_info info;
-    struct ft_error err;
-    if (ft_lane_cuda_find(0, &info, &err) != FT_OK) {
-        fprintf(stderr, "skipped: %s\n", err.message);
-        exit(getenv("FT_REQUIRE_GPU") ? 1 : 77);
-    }
-#endif
-    return true;
-}
-
-TEST_MAIN(CHECK(can_run()); RUN(a_sliced_prefill_has_the_bits_of_a_whole_one)
+TEST_MAIN(need_gpu(); RUN(a_sliced_prefill_has_the_bits_of_a_whole_one)
               RUN(a_layer_streamed_ahead_is_completed_when_slots_have_changed)
                   RUN(prompts_are_cancelled_between_slices_and_the_texts_of_the_others_stay))

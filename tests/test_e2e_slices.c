@@ -268,19 +268,26 @@ static uint16_t *embedding_of(const struct ft_engine *engine, uint32_t token)
     return (uint16_t *)(uintptr_t)engine->loaded.weights.embed.data + (size_t)token * engine->model->hidden;
 }
 
+/* `other` has what A says alone; in `run` A decodes and B's prompt pauses between two slices. */
+static bool open_paused(struct ft_engine *engine, const struct fixture_config *config)
+{
+    if (!open_fixture(engine, "qwen4_exp-bf16", config))
+        return false;
+    sliced_begin(engine->session, &prompt, &other);
+    sliced_drain(engine->session, &other);
+    ft_session_release(engine->session, other.a);
+    sliced_begin(engine->session, &prompt, &run);
+    sliced_come(engine->session, &prompt, &run, prompt.greedy_count, NULL);
+    return sliced_pause(engine->session, &run);
+}
+
 TEST(a_decode_step_that_fails_between_slices_fails_only_those_who_decode)
 {
     struct ft_engine engine;
     struct ft_error err;
     struct ft_sequence_info info;
     struct fixture_config config = config_of(3, 128);
-    REQUIRE(open_fixture(&engine, "qwen4_exp-bf16", &config));
-    sliced_begin(engine.session, &prompt, &other);
-    sliced_drain(engine.session, &other);
-    ft_session_release(engine.session, other.a);
-    sliced_begin(engine.session, &prompt, &run);
-    sliced_come(engine.session, &prompt, &run, prompt.greedy_count, NULL);
-    REQUIRE(sliced_pause(engine.session, &run));
+    REQUIRE(open_paused(&engine, &config));
     ft_session_sequence_info(engine.session, run.a, &info);
     uint16_t *row = embedding_of(&engine, info.tokens[info.token_count - 1]), saved = row[3];
     row[3] = 0x7fc0;
@@ -305,13 +312,7 @@ TEST(a_slice_that_fails_fails_only_its_prompts)
     struct ft_engine engine;
     struct ft_error err;
     struct fixture_config config = config_of(4, 128);
-    REQUIRE(open_fixture(&engine, "qwen4_exp-bf16", &config));
-    sliced_begin(engine.session, &prompt, &other);
-    sliced_drain(engine.session, &other);
-    ft_session_release(engine.session, other.a);
-    sliced_begin(engine.session, &prompt, &run);
-    sliced_come(engine.session, &prompt, &run, prompt.greedy_count, NULL);
-    REQUIRE(sliced_pause(engine.session, &run));
+    REQUIRE(open_paused(&engine, &config));
     /* the residual streams of one row, as they lie between two slices */
     const struct ft_activations *set = &engine.session->step.x.sets[FT_SET_PREFILL];
     set->buffer[set->space.residual + 3] = NAN;

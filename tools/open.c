@@ -270,8 +270,7 @@ static void assume_gpus(struct ft_machine *machine, const struct ft_open_options
 {
     machine->device = FT_DEVICE_CUDA;
     machine->device_memory_bytes = options->vram.items[0];
-    machine->gpu_count =
-        options->gpus.count ? options->gpus.count : FT_MIN(options->vram.count, (uint32_t)FT_GPUS_MAX);
+    machine->gpu_count = options->gpus.count ? options->gpus.count : options->vram.count; /* check_gpus */
     for (uint32_t i = 0; i < machine->gpu_count; i++) {
         machine->gpu_id[i] = i < options->gpus.count ? (uint32_t)options->gpus.items[i] : i;
         machine->gpu_memory_bytes[i] = options->vram.items[i < options->vram.count ? i : 0];

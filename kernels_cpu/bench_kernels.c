@@ -240,7 +240,7 @@ int ft_bench_kernels_check(const struct ft_bench_kernels_options *options, struc
     return status;
 }
 
-int ft_bench_kernels_run(const struct ft_bench_kernels_options *options, const struct ft_bench_roof *roof,
+int ft_bench_kernels_run(const struct ft_bench_kernels_options *options, struct ft_bench_roof *roof,
                          struct ft_bench_kernels_result *results, uint32_t capacity, uint32_t *count,
                          struct ft_error *err)
 {
@@ -252,7 +252,10 @@ int ft_bench_kernels_run(const struct ft_bench_kernels_options *options, const s
         status = bench_init(&b, options, FT_BENCH_PAGES_HUGE, err);
     if (status != FT_OK)
         return status;
+    status = ft_bench_roof(b.crew, options, &b.bank, roof, err);
     b.roof = roof;
+    if (status == FT_OK && options->tell_roof)
+        options->tell_roof(options->tell_context, roof);
     for (uint32_t i = 0; i < ft_bench_case_count() && status == FT_OK; i++)
         status = measure_case(&b, i, &out, err);
     bench_fini(&b);

@@ -6,7 +6,8 @@
  * made of distinct pages, in a random order of experts; the second-level caches are flushed between rounds,
  * so that every pass comes from memory. GB = 1e9 bytes. Each number is the best of several rounds: other
  * programs only make a round slower. From 8 rows on a pass covers less of the bank (a quarter at least),
- * because arithmetic limits it.
+ * because arithmetic limits it. The ceiling is a plain read of the same bank: memory of one machine may be of
+ * two speeds by address (seen in virtual machines: 50 and 88 GB/s).
  *
  * The ISAs are those of the dispatch table that this core has: a new one appears by itself.
  *
@@ -19,6 +20,7 @@
 #include "kernels_cpu/kernels_cpu.h"
 
 struct ft_bench_kernels_result;
+struct ft_bench_roof;
 
 struct ft_bench_kernels_options {
     uint32_t threads;              /* usable cores */
@@ -30,6 +32,8 @@ struct ft_bench_kernels_options {
     uint32_t rows;                 /* only this number of rows (and 1, to compare with); 0 = all */
     /* Called with each result as soon as it is there; NULL = not wanted. */
     void (*tell)(void *context, const struct ft_bench_kernels_result *result);
+    /* Called once before them; NULL = not wanted. */
+    void (*tell_roof)(void *context, const struct ft_bench_roof *roof);
     void *tell_context;
     void (*pin)(void *context, uint32_t worker); /* called first in each thread; NULL = threads float */
     void *pin_context;
@@ -83,13 +87,22 @@ struct ft_bench_pages_result {
     bool hugetlb;                   /* whether a page of the reserved pool (hugetlbfs) could be mapped */
 };
 
-int ft_bench_kernels_roof(const struct ft_bench_kernels_options *options, struct ft_bench_roof *roof,
+/* Memory that somebody reads; it stays theirs. */
+struct ft_bench_region {
+    const void *data;
+    uint64_t bytes;
+};
+
+/* The fastest plain read of all regions one after the other, by all threads together or fewer of them. Regions
+ * that are smaller than bank_bytes together would stay in caches: a bank of that size is read instead. */
+int ft_bench_read_ceiling(const struct ft_bench_kernels_options *options,
+                          const struct ft_bench_region *regions, uint32_t region_count, double *gbs,
                           struct ft_error *err);
 /* The names of the options, before anything is measured. FT_USAGE: one that nobody has, or nothing matches. */
 int ft_bench_kernels_check(const struct ft_bench_kernels_options *options, struct ft_error *err);
-/* Every (op, format, ISA, rows). `roof` from above. FT_LIMIT when the results do not fit into `capacity`;
+/* The roof, then every (op, format, ISA, rows) in the same bank. FT_LIMIT when the results do not fit into `capacity`;
  * FT_USAGE as ft_bench_kernels_check. */
-int ft_bench_kernels_run(const struct ft_bench_kernels_options *options, const struct ft_bench_roof *roof,
+int ft_bench_kernels_run(const struct ft_bench_kernels_options *options, struct ft_bench_roof *roof,
                          struct ft_bench_kernels_result *results, uint32_t capacity, uint32_t *count,
                          struct ft_error *err);
 int ft_bench_kernels_pages(const struct ft_bench_kernels_options *options,

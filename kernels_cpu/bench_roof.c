@@ -35,7 +35,8 @@ static const struct ft_roof *roof_of(enum ft_isa isa)
 }
 
 struct read_work {
-    const struct ft_bench_bank *bank;
+    const struct ft_bench_region *regions; /* each thread reads its part of each */
+    uint32_t region_count;
     const struct ft_roof *roof;
     enum ft_roof_pattern pattern;
     struct {
@@ -44,16 +45,34 @@ struct read_work {
     } sink[FT_WORKERS_MAX]; /* keeps the sums alive */
 };
 
-static uint64_t part_bytes(const struct ft_bench_bank *bank, uint32_t count)
+/* The first whole line of a region, and bytes per thread from there. */
+static const uint8_t *first_line(const struct ft_bench_region *region)
 {
-    return bank->bytes / count / 1024 * 1024;
+    return (const uint8_t *)region->data + (64 - (uintptr_t)region->data % 64) % 64;
+}
+
+static uint64_t part_bytes(const struct ft_bench_region *region, uint32_t count)
+{
+    uint64_t skipped = (uint64_t)(first_line(region) - (const uint8_t *)region->data);
+    return region->bytes > skipped ? (region->bytes - skipped) / count / 1024 * 1024 : 0;
 }
 
 static void read_part(void *context, uint32_t number, uint32_t count)
 {
     struct read_work *work = context;
-    uint64_t part = part_bytes(work->bank, count);
-    work->sink[number].sum += work->roof->read(work->bank->data + number * part, part, work->pattern);
+    for (uint32_t i = 0; i < work->region_count; i++) {
+        uint64_t part = part_bytes(&work->regions[i], count);
+        const uint8_t *from = first_line(&work->regions[i]) + number * part;
+        work->sink[number].sum += work->roof->read(from, part, work->pattern);
+    }
+}
+
+static uint64_t bytes_read(const struct read_work *work, uint32_t threads)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < work->region_count; i++)
+        sum += threads * part_bytes(&work->regions[i], threads);
+    return sum;
 }
 
 /* 1, 2, 3, 4, 6, 8, 12, 16 ... and the last one. */
@@ -72,7 +91,7 @@ static int sweep_reads(struct ft_bench_crew *crew, const struct ft_bench_kernels
     uint32_t last = FT_MIN(options->threads, FT_WORKERS_MAX), rounds = options->rounds ? options->rounds : 5;
     for (uint32_t n = 1; n <= last; n = next_point(n, last)) {
         uint32_t at = roof->point_count++;
-        double bytes = (double)(part_bytes(work->bank, n) * n);
+        double bytes = (double)bytes_read(work, n);
         FT_ASSERT_LT(at, 64u);
         roof->point_threads[at] = n;
         for (uint32_t p = 0; p < FT_ROOF_PATTERN_COUNT; p++) {
@@ -134,31 +153,59 @@ static const struct ft_roof *widest(void)
     return ft_isa_is_available(FT_ISA_AVX512) ? roof_of(FT_ISA_AVX512) : roof_of(FT_ISA_AVX2);
 }
 
-int ft_bench_kernels_roof(const struct ft_bench_kernels_options *options, struct ft_bench_roof *roof,
-                          struct ft_error *err)
+int ft_bench_read_sweep(struct ft_bench_crew *crew, const struct ft_bench_kernels_options *options,
+                        const struct ft_bench_region *regions, uint32_t region_count,
+                        struct ft_bench_roof *roof, struct ft_error *err)
 {
-    struct ft_bench_bank bank;
-    struct ft_bench_crew *crew;
     struct read_work *work = calloc(1, sizeof *work);
     *roof = (struct ft_bench_roof){0};
-    int status = work ? FT_OK : ft_error_set(err, FT_MEMORY, "no memory to measure the read ceiling");
-    if (status == FT_OK)
-        status = ft_bench_crew_open(&crew, options, err);
-    if (status != FT_OK) {
-        free(work);
-        return status;
-    }
-    status = ft_bench_bank_open(&bank, options->bank_bytes, FT_BENCH_PAGES_HUGE, err);
-    if (status == FT_OK) {
-        ft_bench_fill(bank.data, bank.bytes, UINT64_MAX, 1, 0);
-        work->bank = &bank;
-        work->roof = widest();
-        status = sweep_reads(crew, options, work, roof, err);
-        if (status == FT_OK)
-            status = measure_peaks(crew, options, roof, err);
-        ft_bench_bank_close(&bank);
-    }
-    ft_bench_crew_close(crew);
+    if (!work)
+        return ft_error_set(err, FT_MEMORY, "no memory to measure the read ceiling");
+    work->regions = regions;
+    work->region_count = region_count;
+    work->roof = widest();
+    int status = sweep_reads(crew, options, work, roof, err);
     free(work);
+    return status;
+}
+
+int ft_bench_roof(struct ft_bench_crew *crew, const struct ft_bench_kernels_options *options,
+                  const struct ft_bench_bank *bank, struct ft_bench_roof *roof, struct ft_error *err)
+{
+    struct ft_bench_region region = {bank->data, bank->bytes};
+    ft_bench_fill(bank->data, bank->bytes, UINT64_MAX, 1, 0);
+    int status = ft_bench_read_sweep(crew, options, &region, 1, roof, err);
+    return status == FT_OK ? measure_peaks(crew, options, roof, err) : status;
+}
+
+int ft_bench_read_ceiling(const struct ft_bench_kernels_options *options,
+                          const struct ft_bench_region *regions, uint32_t region_count, double *gbs,
+                          struct ft_error *err)
+{
+    struct ft_bench_crew *crew;
+    struct ft_bench_roof roof = {0};
+    struct ft_bench_bank bank = {0};
+    int status = ft_bench_crew_open(&crew, options, err);
+    if (status != FT_OK)
+        return status;
+    struct ft_bench_region own = {0};
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < region_count; i++)
+        bytes += regions[i].bytes;
+    if (bytes < options->bank_bytes) {
+        status = ft_bench_bank_open(&bank, options->bank_bytes, FT_BENCH_PAGES_HUGE, err);
+        if (status != FT_OK) {
+            ft_bench_crew_close(crew);
+            return status;
+        }
+        ft_bench_fill(bank.data, bank.bytes, UINT64_MAX, 1, 0);
+        own = (struct ft_bench_region){bank.data, bank.bytes};
+    }
+    status = ft_bench_read_sweep(crew, options, own.data ? &own : regions, own.data ? 1 : region_count, &roof,
+                                 err);
+    if (own.data)
+        ft_bench_bank_close(&bank);
+    ft_bench_crew_close(crew);
+    *gbs = roof.ceiling_gbs;
     return status;
 }

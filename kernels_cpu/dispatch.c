@@ -11,8 +11,9 @@
 
 /* AVX-512 BF16 (vdpbf16ps) has no version: f32 accuracy takes three pieces of every activation, 12 of it for
  * 128 columns of bf16 weights where f32 takes 8 multiply-adds, at 0.60 and 0.51 cycles each on Zen 5. */
-static const char *const names[FT_ISA_COUNT] = {
-    "ref", "avx2", "avx2vnni", "avx512", "avx512vnni", "avx512amx", "avx2vnni-int8", "avx512vnni-int8"};
+static const char *const names[FT_ISA_COUNT] = {"ref",       "avx2",          "avx2vnni",
+                                                "avx512",    "avx512vnni",    "avx512amx",
+                                                "avx2-int8", "avx2vnni-int8", "avx512vnni-int8"};
 
 bool ft_read_once_hint;
 
@@ -23,7 +24,7 @@ const char *ft_isa_name(enum ft_isa isa)
 
 bool ft_isa_is_int8(enum ft_isa isa)
 {
-    return isa == FT_ISA_AVX2VNNI_INT8 || isa == FT_ISA_AVX512VNNI_INT8;
+    return isa == FT_ISA_AVX2_INT8 || isa == FT_ISA_AVX2VNNI_INT8 || isa == FT_ISA_AVX512VNNI_INT8;
 }
 
 #if defined(__x86_64__)
@@ -57,6 +58,7 @@ bool ft_isa_is_available(enum ft_isa isa)
         return true;
 #if defined(__x86_64__)
     case FT_ISA_AVX2:
+    case FT_ISA_AVX2_INT8:
         /* Every core with AVX2 has F16C; compilers differ in whether they know the word, so it is not asked. */
         return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     case FT_ISA_AVX2VNNI:
@@ -99,6 +101,7 @@ static void fill(struct ft_kernels *kernels, enum ft_isa isa)
         [FT_ISA_AVX512] = ft_matmul_fill_avx512,
         [FT_ISA_AVX512VNNI] = ft_matmul_fill_avx512vnni,
         [FT_ISA_AVX512AMX] = ft_matmul_fill_avx512amx,
+        [FT_ISA_AVX2_INT8] = ft_matmul_fill_int8_avx2,
         [FT_ISA_AVX2VNNI_INT8] = ft_matmul_fill_int8_avxvnni,
         [FT_ISA_AVX512VNNI_INT8] = ft_matmul_fill_int8_avx512vnni};
     if (matmul_fill[isa])

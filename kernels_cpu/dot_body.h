@@ -17,10 +17,14 @@
 #define FT_DOT_BODY_H
 
 #define ROWS VF_ROWS
-#define TILE 128           /* most output rows at a time */
-#define GROUP 16           /* output rows whose sums stay in the nearest cache */
-#define PANEL_COLUMNS 4096 /* longer rows are taken in parts of this many */
-#define PIECE_BYTES 32768  /* of a panel: what stays in the nearest cache while weights pass by */
+#define TILE 128 /* most output rows at a time */
+#define GROUP 16 /* output rows whose sums stay in the nearest cache */
+/* Longer rows are taken in parts of this many columns; a panel of a single row holds ROWS times as many. */
+#define PANEL_COLUMNS 4096
+/* Of a panel: what stays in the nearest cache while weights pass by, and for a single row, which does not come
+ * back to its weights, what stays in the next one: rows of 10240 as a whole 49 GB/s instead of 40 in two pieces. */
+#define PIECE_BYTES 32768
+#define PIECE_BYTES_ALONE 65536
 /* The rows of a panel do not begin at the same place of a 4 KiB page: they would fight for few lines. */
 #define PANEL_BYTES (PANEL_COLUMNS * sizeof(float) + 576)
 _Static_assert(PANEL_COLUMNS % VF_CHUNK == 0 && PANEL_COLUMNS % VFIX_CHUNK == 0 &&
@@ -32,10 +36,10 @@ _Static_assert(PANEL_COLUMNS % VF_CHUNK == 0 && PANEL_COLUMNS % VFIX_CHUNK == 0 
 /* How the weights of a chunk come to vectors. */
 enum kind { KIND_F32, KIND_BF16, KIND_FP8, KIND_FP8_ODD, KIND_NVFP4, KIND_MXFP4, KIND_COUNT };
 
-/* ROWS activation rows over columns [begin, end). */
+/* `rows` activation rows over columns [begin, end), PANEL_BYTES apart. */
 struct panel {
     uint32_t begin, end, first_row, rows;
-    _Alignas(64) uint8_t row[ROWS][PANEL_BYTES];
+    _Alignas(64) uint8_t data[ROWS * PANEL_BYTES];
 };
 
 /* Scales that do not change inside a chunk come as `scale`; 1 where the format has none. */
@@ -346,7 +350,7 @@ static void dot_packed_carefully(enum kind kind, uint32_t rows, const struct ft_
         vfixed_decode(cursor.data, count, &weights);
         careful_scales(kind, cursor.scale, count / block, scale);
         for (uint32_t r = 0; r < rows; r++) {
-            vfixed_dot(1, 1, &fixed, panel->row[r] + at, 0, t);
+            vfixed_dot(1, 1, &fixed, panel->data + r * PANEL_BYTES + at, 0, t);
             acc[r] = vf_fma(t[0][0], vf_load(scale), acc[r]);
         }
         cursor.data += VFIX_CHUNK / 2;
@@ -363,7 +367,7 @@ INLINE void dot_rows(enum kind kind, int outs, int rows, const struct ft_matrix 
     vf sum[2][ROWS];
     struct cursor cursor[2];
     uint32_t left = range.end - range.begin, columns = chunk_columns(kind), bytes = chunk_bytes(kind);
-    const uint8_t *x = panel->row[0] + (size_t)(range.begin - panel->begin) / columns * chunk_stride(kind);
+    const uint8_t *x = panel->data + (size_t)(range.begin - panel->begin) / columns * chunk_stride(kind);
     UNROLL for (int j = 0; j < outs; j++)
     {
         cursor[j] = cursor_at(kind, w, o + (uint32_t)j, range.begin);
@@ -478,7 +482,7 @@ static void fill_fixed(struct panel *panel, enum kind kind, const struct ft_rows
     uint32_t count = 0;
     for (uint32_t r = 0; r < panel->rows; r++) {
         const float *row = ft_rows_get(x, panel->first_row + r);
-        struct vfixed *out = (struct vfixed *)(void *)panel->row[r];
+        struct vfixed *out = (struct vfixed *)(void *)(panel->data + r * PANEL_BYTES);
         for (uint32_t i = panel->begin; i < panel->end; i += VFIX_CHUNK) {
             from[count] = row + i;
             to[count] = out++;
@@ -511,7 +515,7 @@ static void panel_fill(struct panel *panel, enum kind kind, const struct ft_rows
     }
     for (uint32_t r = 0; r < rows; r++) {
         const float *row = ft_rows_get(x, first + r) + begin;
-        float *to = (float *)(void *)panel->row[r];
+        float *to = (float *)(void *)(panel->data + r * PANEL_BYTES);
         uint32_t whole = (end - begin) / VF_CHUNK, rest = (end - begin) % VF_CHUNK;
         pack_floats(kind, row, whole, to);
         if (rest) {
@@ -539,17 +543,19 @@ static void panel_dots(const struct ft_matrix *w, uint32_t o, uint32_t count, co
                        uint32_t first, uint32_t rows, struct panel *panel, float (*out)[TILE])
 {
     enum kind kind = kind_of(w);
-    uint32_t piece = PIECE_BYTES / (rows * chunk_stride(kind)) * chunk_columns(kind);
+    uint32_t part = rows == 1 ? ROWS * PANEL_COLUMNS : PANEL_COLUMNS;
+    uint32_t piece =
+        (rows == 1 ? PIECE_BYTES_ALONE : PIECE_BYTES) / (rows * chunk_stride(kind)) * chunk_columns(kind);
     float factor = factor_of(w, kind);
     vf acc[GROUP][ROWS];
-    bool whole = w->in <= PANEL_COLUMNS; /* the panel serves all groups */
+    bool whole = w->in <= part; /* the panel serves all groups */
     if (whole)
         panel_fill(panel, kind, x, first, rows, 0, w->in);
     for (uint32_t i = 0; i < count; i += GROUP) {
         uint32_t group = FT_MIN(count - i, GROUP);
-        for (uint32_t begin = 0; begin < w->in; begin += PANEL_COLUMNS) {
+        for (uint32_t begin = 0; begin < w->in; begin += part) {
             if (!whole)
-                panel_fill(panel, kind, x, first, rows, begin, FT_MIN(w->in, begin + PANEL_COLUMNS));
+                panel_fill(panel, kind, x, first, rows, begin, FT_MIN(w->in, begin + part));
             for (uint32_t at = begin; at < panel->end; at += piece) {
                 struct range range = {at, FT_MIN(panel->end, at + piece)};
                 dots[kind][rows > 4 ? 4 : rows - 1](w, o + i, group, panel, range, acc);

@@ -27,6 +27,7 @@ void ft_kernels_fill_ref(struct ft_kernels *kernels);
 /* Parts of a table, one per file. They exist only where the compiler targets x86-64. */
 void ft_matmul_fill_avx2(struct ft_kernels *kernels);
 void ft_matmul_fill_avxvnni(struct ft_kernels *kernels);
+void ft_matmul_fill_int8_avx2(struct ft_kernels *kernels);
 void ft_matmul_fill_int8_avxvnni(struct ft_kernels *kernels);
 void ft_matmul_fill_avx512(struct ft_kernels *kernels);
 void ft_matmul_fill_avx512vnni(struct ft_kernels *kernels);
@@ -38,6 +39,13 @@ void ft_delta_fill_avx2(struct ft_kernels *kernels);
 void ft_delta_fill_avx512(struct ft_kernels *kernels);
 void ft_elementwise_fill_avx2(struct ft_kernels *kernels);
 void ft_elementwise_fill_avx512(struct ft_kernels *kernels);
+
+/* Experts of the version with a given VEC, EXACT (ft_kernels.expert_up, expert_down). */
+#define FT_EXPERT_FUNCTIONS(version)                                                                         \
+    void version(ft_expert_up)(const struct ft_expert *expert, uint32_t begin, uint32_t end,                 \
+                               struct ft_rows x, float *h, size_t h_stride);                                 \
+    void version(ft_expert_down)(const struct ft_expert *expert, uint32_t begin, uint32_t end,               \
+                                 struct ft_rows h, const uint32_t *out_index, float *y, size_t y_stride);
 
 /* The references that fast versions fall back to for sizes that do not fill their vectors. */
 void ft_attention_row_ref(const struct ft_attention_row *args);

@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Matrix products by dot_body.h: matmul, expert_up, expert_down, mix_up, row_decode. */
+/*
+ * Matrix products by dot_body.h: matmul, expert_up, expert_down, mix_up, row_decode.
+ *
+ * A version with int8 activations names one with f32 accuracy (EXACT), which takes experts that 8 bits are too few
+ * for: ft_activation_takes_int8.
+ */
 #include "kernels_cpu/kernels_internal.h"
 #include "kernels_cpu/vec_math.h"
 #include "kernels_cpu/fixed_body.h"
@@ -8,6 +13,11 @@
 #define TILES_HEADER "kernels_cpu/tiles_dot.h"
 #endif
 #include TILES_HEADER
+
+FT_EXPERT_FUNCTIONS(VEC)
+#ifdef EXACT
+FT_EXPERT_FUNCTIONS(EXACT)
+#endif
 
 static void store_row(float *y, const float *values, const float *bias, uint32_t count)
 {
@@ -40,9 +50,15 @@ static void matmul(const struct ft_matrix *w, uint32_t begin, uint32_t end, stru
     matmul_to(w, begin, end, &x, bias, NULL, y, y_stride);
 }
 
-static void expert_down(const struct ft_expert *expert, uint32_t begin, uint32_t end, struct ft_rows h,
-                        const uint32_t *out_index, float *y, size_t y_stride)
+void VEC(ft_expert_down)(const struct ft_expert *expert, uint32_t begin, uint32_t end, struct ft_rows h,
+                         const uint32_t *out_index, float *y, size_t y_stride)
 {
+#ifdef EXACT
+    if (!ft_activation_takes_int8(expert->activation)) {
+        EXACT(ft_expert_down)(expert, begin, end, h, out_index, y, y_stride);
+        return;
+    }
+#endif
     matmul_to(&expert->down, begin, end, &h, expert->down_bias, out_index, y, y_stride);
 }
 
@@ -70,9 +86,15 @@ static void activate(const struct ft_expert *expert, uint32_t i, uint32_t count,
     }
 }
 
-static void expert_up(const struct ft_expert *expert, uint32_t begin, uint32_t end, struct ft_rows x,
-                      float *h, size_t h_stride)
+void VEC(ft_expert_up)(const struct ft_expert *expert, uint32_t begin, uint32_t end, struct ft_rows x,
+                       float *h, size_t h_stride)
 {
+#ifdef EXACT
+    if (!ft_activation_takes_int8(expert->activation)) {
+        EXACT(ft_expert_up)(expert, begin, end, x, h, h_stride);
+        return;
+    }
+#endif
     struct tile_panel panel;
     float gate[TILE_ROWS][TILE] = {{0}}, up[TILE_ROWS][TILE] = {{0}};
     tile_panel_init(&panel);
@@ -143,8 +165,8 @@ static void row_decode(const struct ft_matrix *w, uint32_t row, float *y)
 void VEC(ft_matmul_fill)(struct ft_kernels *kernels)
 {
     kernels->matmul = matmul;
-    kernels->expert_up = expert_up;
-    kernels->expert_down = expert_down;
+    kernels->expert_up = VEC(ft_expert_up);
+    kernels->expert_down = VEC(ft_expert_down);
     kernels->mix_up = mix_up;
     kernels->row_decode = row_decode;
 }

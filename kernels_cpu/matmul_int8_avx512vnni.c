@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #if defined(__x86_64__)
 #define VEC(name) name##_int8_avx512vnni
+#define EXACT(name) name##_avx512vnni
 #define DIGITS 1
 #define OUTS 2
 #include "kernels_cpu/vec_avx512.h"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #if defined(__x86_64__)
 #define VEC(name) name##_int8_avxvnni
+#define EXACT(name) name##_avxvnni
 #define DIGITS 1
 #define OUTS 1
 #include "kernels_cpu/vec_avx2.h"

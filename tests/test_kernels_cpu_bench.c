@@ -3,7 +3,7 @@
 #include "kernels_cpu/bench_kernels.h"
 #include "tests/test.h"
 
-#define RESULTS 512
+#define RESULTS 1024
 
 static void print_table(const struct ft_bench_kernels_result *results, uint32_t count,
                         const struct ft_bench_roof *roof)
@@ -28,10 +28,9 @@ static void measure(const struct ft_bench_kernels_options *options, bool print)
     struct ft_bench_kernels_result *results = calloc(RESULTS, sizeof *results);
     struct ft_bench_roof roof;
     uint32_t count = 0;
-    CHECK_OK(ft_bench_kernels_roof(options, &roof, &err), &err);
+    CHECK_OK(ft_bench_kernels_run(options, &roof, results, RESULTS, &count, &err), &err);
     CHECK(roof.ceiling_gbs > 0 && roof.ceiling_threads >= 1 && roof.ceiling_threads <= options->threads);
     CHECK_EQ(roof.point_threads[roof.point_count - 1], options->threads);
-    CHECK_OK(ft_bench_kernels_run(options, &roof, results, RESULTS, &count, &err), &err);
     CHECK(count > 0);
     for (uint32_t i = 0; i < count; i++) {
         CHECK(results[i].gbs > 0 && results[i].gflops > 0 && results[i].times_one_row > 0);
@@ -49,7 +48,7 @@ TEST(small_bank_gives_a_result_for_every_format_and_isa)
 {
     struct ft_bench_kernels_result results[2];
     struct ft_bench_kernels_options options = small;
-    struct ft_bench_roof roof = {.ceiling_gbs = 1};
+    struct ft_bench_roof roof;
     struct ft_error err;
     uint32_t count;
     measure(&small, false);
@@ -66,7 +65,7 @@ TEST(filters_choose_and_isas_come_from_the_dispatch_table)
 {
     struct ft_bench_kernels_options options = small;
     struct ft_bench_kernels_result *results = calloc(RESULTS, sizeof *results);
-    struct ft_bench_roof roof = {.ceiling_gbs = 1};
+    struct ft_bench_roof roof;
     struct ft_error err;
     uint32_t count, available = 0, largest = 0;
     options.op = "expert";
@@ -89,14 +88,29 @@ TEST(filters_choose_and_isas_come_from_the_dispatch_table)
     options.isa = NULL;
     options.rows = 0;
     options.format = "f32"; /* no expert is measured in it */
-    CHECK_FAILS(ft_bench_kernels_run(&options, &roof, results, RESULTS, &count, &err), FT_USAGE,
-                "format f32", &err);
+    CHECK_FAILS(ft_bench_kernels_run(&options, &roof, results, RESULTS, &count, &err), FT_USAGE, "format f32",
+                &err);
     options.format = "nvfp4,fp4"; /* the first is known, the second is not */
     CHECK_FAILS(ft_bench_kernels_check(&options, &err), FT_USAGE, "no format is called \"fp4\"", &err);
     options.format = NULL;
     options.isa = "avx9";
     CHECK_FAILS(ft_bench_kernels_check(&options, &err), FT_USAGE, "no ISA is called \"avx9\"", &err);
     free(results);
+}
+
+TEST(the_ceiling_of_given_memory_is_measured_there_unless_it_is_small)
+{
+    static uint8_t first[2 << 20], second[3 << 20];
+    const struct ft_bench_region regions[] = {{first + 1, sizeof first - 1}, {second, sizeof second}};
+    struct ft_bench_kernels_options options = small;
+    struct ft_error err;
+    double gbs = 0;
+    memset(first, 1, sizeof first);
+    memset(second, 2, sizeof second);
+    CHECK_OK(ft_bench_read_ceiling(&options, regions, 2, &gbs, &err), &err);
+    CHECK(gbs > 0);
+    options.bank_bytes = 1ull << 50; /* what is given is smaller, and this cannot be had */
+    CHECK_FAILS(ft_bench_read_ceiling(&options, regions, 2, &gbs, &err), FT_MEMORY, "cannot be mapped", &err);
 }
 
 TEST(pages_are_measured_in_turn)
@@ -121,6 +135,7 @@ int main(int argc, char **argv)
     } else {
         RUN(small_bank_gives_a_result_for_every_format_and_isa)
         RUN(filters_choose_and_isas_come_from_the_dispatch_table)
+        RUN(the_ceiling_of_given_memory_is_measured_there_unless_it_is_small)
         RUN(pages_are_measured_in_turn)
     }
     printf("%d checks, %d failed\n", test_checks_, test_failures_);

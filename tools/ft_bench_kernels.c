@@ -128,8 +128,9 @@ static void print_pages(const struct ft_bench_pages_result *pages)
         pages->hugetlb ? "yes" : "none");
 }
 
-static void print_roof(const struct ft_bench_roof *roof)
+static void print_roof(void *context, const struct ft_bench_roof *roof)
 {
+    (void)context;
     printf("read sweep");
     for (uint32_t i = 0; i < roof->point_count; i++)
         printf("  %u: %.2f", roof->point_threads[i], roof->point_gbs[i]);
@@ -164,12 +165,8 @@ static void pin_worker(void *context, uint32_t worker)
 static int measure_kernels(const struct ft_bench_kernels_options *bench, struct report *report,
                            struct ft_error *err)
 {
-    int status = ft_bench_kernels_roof(bench, &report->roof, err);
-    if (status == FT_OK && bench->tell)
-        print_roof(&report->roof);
-    if (status == FT_OK)
-        status =
-            ft_bench_kernels_run(bench, &report->roof, report->results, RESULTS_MAX, &report->count, err);
+    int status =
+        ft_bench_kernels_run(bench, &report->roof, report->results, RESULTS_MAX, &report->count, err);
     return status == FT_OK ? ft_bench_kernels_pages(bench, &report->pages, err) : status;
 }
 
@@ -208,6 +205,7 @@ static int measure(const struct options *options, struct report *report, struct 
                                              .format = options->format,
                                              .rows = options->rows,
                                              .tell = options->json ? NULL : print_result,
+                                             .tell_roof = options->json ? NULL : print_roof,
                                              .pin = pin_worker,
                                              .pin_context = &topology};
     uint32_t rows = options->rows; /* of those that are measured: powers of two up to 64 */

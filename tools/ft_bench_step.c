@@ -20,6 +20,14 @@ enum group { GROUP_ENDS, GROUP_LINEAR, GROUP_SOFTMAX, GROUP_COUNT };
 static const char *const group_names[GROUP_COUNT] = {"-", "linear", "full"};
 #define ROW_COUNT ((uint32_t)FT_OP_COUNT * GROUP_COUNT)
 
+/* What a step reads: experts and all else. They lie apart, and memory need not be of one speed. */
+enum part { PART_DENSE, PART_EXPERTS, PART_COUNT };
+static enum part part_of(uint32_t row)
+{
+    enum ft_op op = (enum ft_op)(row / GROUP_COUNT);
+    return op == FT_OP_EXPERT_UP || op == FT_OP_EXPERT_DOWN ? PART_EXPERTS : PART_DENSE;
+}
+
 struct cell {
     double jobs, busy_ns, wall_ns, alone_ns, bytes;
     uint32_t threads, at_once; /* workers that ran it; the most jobs of it at the same time */
@@ -51,7 +59,9 @@ struct report {
     double factor[GROUP_COUNT];                   /* how many each stands for */
     struct step_cells typical;                    /* lower quartiles, factors applied; step = their sum */
     double measured_ns;                           /* lower quartile of the steps as they were, no factors */
-    double bytes, ceiling_gbs, ceiling_ns, alone_ns;
+    double bytes[PART_COUNT],
+        ceiling_gbs[PART_COUNT]; /* of the typical step; of a plain read of the same memory */
+    double ceiling_ns, alone_ns;
 };
 
 static enum group group_of(const struct ft_model *model, uint32_t layer)
@@ -201,7 +211,7 @@ static int summarise(const struct collector *c, struct report *report, struct ft
     for (uint32_t row = 0; row < ROW_COUNT; row++) {
         summarise_row(c, row, report->factor[row % GROUP_COUNT], values, &typical->cells[row]);
         typical->step_ns += typical->cells[row].wall_ns;
-        report->bytes += typical->cells[row].bytes;
+        report->bytes[part_of(row)] += typical->cells[row].bytes;
         report->alone_ns += typical->cells[row].alone_ns;
     }
     free(values);
@@ -308,9 +318,61 @@ static int read_shape(const char *shape, struct ft_model *model, struct report *
     return FT_OK;
 }
 
+/* The banks of experts, in the order of memory, and what lies between them. */
+struct regions {
+    struct ft_bench_region at[PART_COUNT][FT_LAYERS_MAX + 1];
+    uint32_t count[PART_COUNT];
+};
+
+static int compare_regions(const void *a, const void *b)
+{
+    const struct ft_bench_region *left = a, *right = b;
+    return left->data < right->data ? -1 : left->data > right->data;
+}
+
+static void find_regions(const struct ft_model *model, const struct ft_loaded *loaded,
+                         struct regions *regions)
+{
+    struct ft_bench_region *banks = regions->at[PART_EXPERTS];
+    const char *at = loaded->arena.base, *end = at + loaded->arena.used;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < model->layer_count; i++) {
+        const struct ft_layer_weights *w = &loaded->weights.layers[i];
+        if (w->experts)
+            banks[count++] =
+                (struct ft_bench_region){w->experts, (uint64_t)w->expert_layout.stride * model->expert_count};
+    }
+    qsort(banks, count, sizeof *banks, compare_regions);
+    regions->count[PART_EXPERTS] = count;
+    for (uint32_t i = 0; i <= count; i++) {
+        const char *next = i < count ? banks[i].data : end;
+        if (next > at)
+            regions->at[PART_DENSE][regions->count[PART_DENSE]++] =
+                (struct ft_bench_region){at, (uint64_t)(next - at)};
+        at = i < count ? next + banks[i].bytes : end;
+    }
+}
+
+/* What a plain read of the weights reaches; the better of all times that this is called counts. */
+static int measure_ceilings(const struct ft_bench_kernels_options *bench, const struct ft_model *model,
+                            const struct ft_loaded *loaded, struct report *report, struct ft_error *err)
+{
+    struct regions *regions = calloc(1, sizeof *regions);
+    int status = regions ? FT_OK : ft_error_set(err, FT_MEMORY, "no memory for the places of the weights");
+    if (regions)
+        find_regions(model, loaded, regions);
+    for (uint32_t p = 0; p < PART_COUNT && status == FT_OK; p++) {
+        double gbs = 0;
+        status = ft_bench_read_ceiling(bench, regions->at[p], regions->count[p], &gbs, err);
+        report->ceiling_gbs[p] = FT_MAX(report->ceiling_gbs[p], gbs);
+    }
+    free(regions);
+    return status;
+}
+
 /* Runs steps on an engine that is open, or planned and given weights. */
-static int measure_engine(const struct ft_bench_step_options *options, const struct ft_engine *engine,
-                          struct report *report, struct ft_error *err)
+static int measure_steps(const struct ft_bench_step_options *options, const struct ft_engine *engine,
+                         struct report *report, struct ft_error *err)
 {
     const struct ft_model *m = engine->model;
     struct collector c = {.model = m, .cap = options->steps, .skip = WARM_STEPS};
@@ -331,7 +393,19 @@ static int measure_engine(const struct ft_bench_step_options *options, const str
     return status;
 }
 
-static int measure_shape(const struct ft_bench_step_options *options, struct report *report,
+/* The read ceiling, the steps, and the ceiling again: what else runs on the machine changes. */
+static int measure_engine(const struct ft_bench_step_options *options,
+                          const struct ft_bench_kernels_options *bench, const struct ft_engine *engine,
+                          const struct ft_loaded *loaded, struct report *report, struct ft_error *err)
+{
+    int status = measure_ceilings(bench, engine->model, loaded, report, err);
+    if (status == FT_OK)
+        status = measure_steps(options, engine, report, err);
+    return status == FT_OK ? measure_ceilings(bench, engine->model, loaded, report, err) : status;
+}
+
+static int measure_shape(const struct ft_bench_step_options *options,
+                         const struct ft_bench_kernels_options *bench, struct report *report,
                          struct ft_error *err)
 {
     struct ft_open_options open;
@@ -362,7 +436,7 @@ static int measure_shape(const struct ft_bench_step_options *options, struct rep
         status = ft_synthetic_make(model, &synthetic, &loaded, &stats, err);
     if (status == FT_OK) {
         engine.weights = &loaded.weights;
-        status = measure_engine(options, &engine, report, err);
+        status = measure_engine(options, bench, &engine, &loaded, report, err);
     }
     if (planned)
         ft_engine_close(&engine, &ignored);
@@ -371,20 +445,21 @@ static int measure_shape(const struct ft_bench_step_options *options, struct rep
     return status;
 }
 
-static int measure(const struct ft_bench_step_options *options, struct report *report, struct ft_error *err)
+static int measure(const struct ft_bench_step_options *options, const struct ft_bench_kernels_options *bench,
+                   struct report *report, struct ft_error *err)
 {
     struct ft_open_options open;
     struct ft_engine engine;
     for (uint32_t g = 0; g < GROUP_COUNT; g++)
         report->factor[g] = 1;
     if (options->shape)
-        return measure_shape(options, report, err);
+        return measure_shape(options, bench, report, err);
     init_open(&open, options);
     int status = ft_engine_open(&engine, &open, err);
     if (status != FT_OK)
         return status;
     struct ft_error ignored;
-    status = measure_engine(options, &engine, report, err);
+    status = measure_engine(options, bench, &engine, &engine.loaded, report, err);
     ft_engine_close(&engine, &ignored);
     return status;
 }
@@ -410,8 +485,11 @@ static void print_text(const struct report *report)
         "step     %.3f ms with %u workers (sum of the ops' lower quartiles over %u steps; as measured, lower "
         "quartile: %.3f ms)\n",
         typical->step_ns / 1e6, report->workers, report->steps, report->measured_ns / 1e6);
-    printf("bytes    %.1f MB = %.3f ms at the ceiling of %.2f GB/s: the step takes %.2f x that\n",
-           report->bytes / 1e6, report->ceiling_ns / 1e6, report->ceiling_gbs,
+    printf("bytes    %.1f MB of experts, %.1f MB else = %.3f ms at a plain read of the same memory (%.2f and "
+           "%.2f "
+           "GB/s): the step takes %.2f x that\n",
+           report->bytes[PART_EXPERTS] / 1e6, report->bytes[PART_DENSE] / 1e6, report->ceiling_ns / 1e6,
+           report->ceiling_gbs[PART_EXPERTS], report->ceiling_gbs[PART_DENSE],
            typical->step_ns / report->ceiling_ns);
     printf("%-16s %-7s %7s %8s %8s %10s %7s %7s %9s %8s\n", "op", "layers", "jobs", "workers", "at once",
            "time us", "share", "alone", "MB", "GB/s");
@@ -443,8 +521,10 @@ static void print_json(const struct report *report)
     ft_json_u64(&json, "steps", report->steps);
     ft_json_f64(&json, "step_us", typical->step_ns / 1e3);
     ft_json_f64(&json, "measured_us", report->measured_ns / 1e3);
-    ft_json_f64(&json, "bytes", report->bytes);
-    ft_json_f64(&json, "ceiling_gbs", report->ceiling_gbs);
+    ft_json_f64(&json, "bytes", report->bytes[PART_DENSE] + report->bytes[PART_EXPERTS]);
+    ft_json_f64(&json, "expert_bytes", report->bytes[PART_EXPERTS]);
+    ft_json_f64(&json, "ceiling_gbs", report->ceiling_gbs[PART_DENSE]);
+    ft_json_f64(&json, "expert_ceiling_gbs", report->ceiling_gbs[PART_EXPERTS]);
     ft_json_f64(&json, "times_ceiling", typical->step_ns / report->ceiling_ns);
     ft_json_f64(&json, "no_job_us", typical->nothing_ns / 1e3);
     ft_json_f64(&json, "alone_us", report->alone_ns / 1e3);
@@ -471,28 +551,16 @@ static void print_json(const struct report *report)
     ft_json_end(&json);
 }
 
-static int measure_ceiling(const struct ft_bench_kernels_options *bench, struct report *report,
-                           struct ft_error *err)
-{
-    struct ft_bench_roof roof;
-    int status = ft_bench_kernels_roof(bench, &roof, err);
-    if (status == FT_OK)
-        report->ceiling_gbs = FT_MAX(report->ceiling_gbs, roof.ceiling_gbs);
-    return status;
-}
-
 int ft_bench_step(const struct ft_bench_step_options *options, const struct ft_bench_kernels_options *bench,
                   struct ft_error *err)
 {
     struct report *report = calloc(1, sizeof *report);
-    int status = report ? measure_ceiling(bench, report, err)
+    int status = report ? measure(options, bench, report, err)
                         : ft_error_set(err, FT_MEMORY, "no memory for the report of a step");
-    if (status == FT_OK)
-        status = measure(options, report, err);
-    if (status == FT_OK)
-        status = measure_ceiling(bench, report, err);
     if (status == FT_OK) {
-        report->ceiling_ns = report->bytes / report->ceiling_gbs;
+        for (uint32_t p = 0; p < PART_COUNT; p++)
+            if (report->bytes[p] > 0)
+                report->ceiling_ns += report->bytes[p] / report->ceiling_gbs[p];
         (options->json ? print_json : print_text)(report);
     }
     free(report);

@@ -70,9 +70,11 @@ static void print_speed(const struct ft_summary *summary, const struct ft_engine
     fprintf(out, ", %.1f tok/s", per_second((double)stats->prefill_rows, stats->prefill_ns));
     if (summary->first_token_ns > 0)
         fprintf(out, ", first token after %s", format_ns(summary->first_token_ns, c, sizeof c));
-    fprintf(out, "\ndecode  %u tokens, %.1f tok/s (%s, %s, %u workers%s)\n", summary->new_tokens,
-            decode_per_second(stats), ft_strategy_name(engine->plan.strategy),
-            ft_isa_name(ft_session_isa(engine->session)), engine->plan.workers,
+    enum ft_isa isa = ft_session_isa(engine->session);
+    bool exact = ft_isa_is_int8(isa) && !ft_activation_takes_int8(engine->model->activation);
+    fprintf(out, "\ndecode  %u tokens, %.1f tok/s (%s, %s%s, %u workers%s)\n", summary->new_tokens,
+            decode_per_second(stats), ft_strategy_name(engine->plan.strategy), ft_isa_name(isa),
+            exact ? " but f32 for the gates of this model" : "", engine->plan.workers,
             engine->plan.device == FT_DEVICE_HOST ? ", host device" : "");
 }
 

@@ -115,7 +115,8 @@ uint64_t ft_workspace_gpu_dense_bytes(const struct ft_model *m, uint32_t rows)
     in = FT_MAX(in, FT_MAX(m->dense_width, m->shared_width));
     in = FT_MAX(in, FT_MAX(m->ple_embed_dim, m->hc_lowrank));
     uint64_t many = FT_GPU_WEIGHT_BYTES + ft_round_up(rows * ft_gpu_widest_row(m), 64) * sizeof(float) +
-                    2 * rows * ft_round_up(in, FT_GPU_DEPTH) * sizeof(uint16_t);
+                    ft_round_up(rows * ft_round_up(in, FT_GPU_DEPTH), 32) * sizeof(uint16_t) +
+                    FT_GPU_SCALE_BYTES;
     return FT_MAX(few, many);
 }
 

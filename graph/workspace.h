@@ -64,6 +64,7 @@ void ft_workspace_init_host(struct ft_workspace *workspace, const struct ft_mode
 #define FT_GPU_MIX_SHARES 2u   /* that a decode mixer cuts a stream into, at most */
 #define FT_GPU_DEPTH 32u       /* prefill: columns of a tile, activations are padded to it */
 #define FT_GPU_WEIGHT_BYTES (32ull * 1024 * 1024) /* prefill: slice of decoded weights */
+#define FT_GPU_SCALE_BYTES 64u /* prefill: scales of a product */
 #define FT_GPU_TOKENS_MIN 256u                    /* bounds of contexts are powers of two from here on */
 
 /* u32 behind the last staged row that kernels may read, and never look at. */

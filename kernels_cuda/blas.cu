@@ -73,8 +73,7 @@ void ft_cuda_blas_close(struct ft_cuda *c)
     free(b);
 }
 
-/* Column-major, as the library counts: D [out, rows] = W^T [out, columns] X [columns, rows]. The low pieces
- * go first: should the library refuse, it does so before y is touched. */
+/* Column-major, as the library counts: D [out, rows] = alpha W^T [out, columns] X [columns, rows]. */
 bool ft_gemm_blas(const struct ft_cuda *c, const struct ft_gemm_product *p, void *stream)
 {
     uint32_t rows = p->rows, out = p->out, columns = p->columns;
@@ -85,25 +84,24 @@ bool ft_gemm_blas(const struct ft_cuda *c, const struct ft_gemm_product *p, void
     cublasLtMatmulHeuristicResult_t best;
     cublasOperation_t transpose = CUBLAS_OP_T;
     int found = 0;
-    const float one = 1, zero = 0;
-    const uint16_t *low = p->x + (uint64_t)rows * columns;
+    cublasLtPointerMode_t on_device = CUBLASLT_POINTER_MODE_DEVICE; /* alpha and beta */
     bool ok =
         b->cublasLtMatmulDescCreate_(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
         b->cublasLtMatmulDescSetAttribute_(product, CUBLASLT_MATMUL_DESC_TRANSA, &transpose,
                                            sizeof transpose) == CUBLAS_STATUS_SUCCESS &&
-        b->cublasLtMatrixLayoutCreate_(&of_w, CUDA_R_16BF, columns, out, columns) == CUBLAS_STATUS_SUCCESS &&
-        b->cublasLtMatrixLayoutCreate_(&of_x, CUDA_R_16BF, columns, rows, columns) == CUBLAS_STATUS_SUCCESS &&
+        b->cublasLtMatmulDescSetAttribute_(product, CUBLASLT_MATMUL_DESC_POINTER_MODE, &on_device,
+                                           sizeof on_device) == CUBLAS_STATUS_SUCCESS &&
+        b->cublasLtMatrixLayoutCreate_(&of_w, CUDA_R_16F, columns, out, columns) == CUBLAS_STATUS_SUCCESS &&
+        b->cublasLtMatrixLayoutCreate_(&of_x, CUDA_R_16F, columns, rows, columns) == CUBLAS_STATUS_SUCCESS &&
         b->cublasLtMatrixLayoutCreate_(&of_y, CUDA_R_32F, out, rows, (int64_t)p->y_stride) ==
             CUBLAS_STATUS_SUCCESS &&
         b->cublasLtMatmulPreferenceCreate_(&preference) == CUBLAS_STATUS_SUCCESS &&
         b->cublasLtMatmulAlgoGetHeuristic_(b->handle, product, of_w, of_x, of_y, of_y, preference, 1, &best,
                                            &found) == CUBLAS_STATUS_SUCCESS &&
         found > 0 &&
-        b->cublasLtMatmul_(b->handle, product, &p->scale, p->w, of_w, low, of_x, p->add ? &one : &zero, p->y,
-                           of_y, p->y, of_y, &best.algo, NULL, 0,
-                           (cudaStream_t)stream) == CUBLAS_STATUS_SUCCESS &&
-        b->cublasLtMatmul_(b->handle, product, &p->scale, p->w, of_w, p->x, of_x, &one, p->y, of_y, p->y,
-                           of_y, &best.algo, NULL, 0, (cudaStream_t)stream) == CUBLAS_STATUS_SUCCESS;
+        b->cublasLtMatmul_(b->handle, product, &p->scale->alpha, p->w, of_w, p->x, of_x, &p->scale->zero,
+                           p->y, of_y, p->y, of_y, &best.algo, NULL, 0,
+                           (cudaStream_t)stream) == CUBLAS_STATUS_SUCCESS;
     if (preference)
         b->cublasLtMatmulPreferenceDestroy_(preference);
     if (of_y)

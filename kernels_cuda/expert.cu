@@ -549,8 +549,10 @@ extern "C" int ft_cuda_experts(const struct ft_cuda *c, uint32_t layer, const st
     }
     if (!decode && !groups_bound)
         return 0;
+    a.scale = (struct ft_gemm_scale *)c->scratch; /* whatever lies there is done with */
     if (!decode && ft_expert_kind_of(&a.layout) != FT_EXPERT_SLOW)
-        return ft_expert_gemm(&a, groups_bound, FT_MIN(list->pairs_max, c->step.rows * m->topk), stream);
+        return ft_expert_gemm(&a, c->step.rows, groups_bound, FT_MIN(list->pairs_max, c->step.rows * m->topk),
+                              stream);
     if (!decode)
         return launch_slow(&a, &s, groups_bound, stream);
     /* Fewer pairs than experts: most groups are one row, and what suits it matters more than a second pass. */

@@ -7,16 +7,18 @@
  *   grid (panels of outputs, tiles of pairs): groups_bound + pairs / 64 tiles are enough for any list; a block
  *   finds its tile by counting, and those that are left over end.
  *
- * Weights are decoded to bf16 on the way to shared memory, which is exact (scales of fp8 blocks are applied
- * to sums). An activation becomes two bf16 pieces, its upper 16 bits and those of the rest: 2^-16 of it is
- * lost, where one bf16 would lose 2^-9 and flip the choices of the routers behind. The next step's loads are
- * under way while the matrix units work. Within runs of eight columns both sides have the order of
- * expert_weights.cuh.
+ * Weights are decoded on the way to shared memory, which is exact (scales of fp8 blocks are applied to sums). nvfp4
+ * and fp8 become f16, and so do their activations, which share a power of two (gemm.cuh): 2^-12 of each is lost, where
+ * one bf16 would lose 2^-9 and flip the choices of the routers behind. bf16 and mxfp4 reach further than f16: they meet
+ * two bf16 pieces of an activation, its upper 16 bits and those of the rest, which lose 2^-16. The next step's loads
+ * are under way while the matrix units work. Within runs of eight columns both sides have the same order
+ * (expert_weights.cuh, expert_stage.cuh).
  *
  * Tiles of up to 32 pairs give every warp a row fragment of its own, and skip the pair fragments that are
  * empty.
  */
 #include "kernels_cuda/expert_args.cuh"
+#include "kernels_cuda/expert_tile.cuh"
 
 #define THREADS 256u
 #define TILE_PAIRS 64u
@@ -25,7 +27,12 @@
 #define ROW_WORDS (STEP / 2 + 4u) /* 4-byte words of a row; padded: 8 rows fall into different banks */
 #define X_EIGHTS (TILE_PAIRS * STEP / 8 / THREADS)
 #define PANELS 2u
-#define PIECES 2u /* bf16 pieces of an activation */
+
+/* Pieces of an activation. */
+template <int kind> static __host__ __device__ __forceinline__ constexpr uint32_t pieces()
+{
+    return ft_stage_is_f16<kind>() ? 1u : 2u;
+}
 
 struct tile {
     uint32_t group, first, count; /* pairs [first, first + count) of the list */
@@ -88,20 +95,26 @@ static __device__ __forceinline__ void load_eight(float v[8], const float *row, 
         v[i] = k + i < in ? row[k + i] : 0.0f;
 }
 
-/* The upper or the lower pieces of eight columns. An infinite one gives NaN. */
-template <int kind> static __device__ __forceinline__ void split_eight(const float v[8], uint4 piece[2])
+/* The pieces of eight columns. In bf16 an infinite one gives NaN. */
+template <int kind>
+static __device__ __forceinline__ void split_eight(const float v[8], float power, uint4 piece[pieces<kind>()])
 {
     uint32_t upper[4], lower[4];
 #pragma unroll
     for (uint32_t n = 0; n < 4; n++) {
-        uint32_t first = ft_expert_first<kind>(n), second = first + ft_expert_step<kind>();
+        uint32_t first = ft_stage_first<kind>(n), second = first + ft_stage_step<kind>();
+        if constexpr (ft_stage_is_f16<kind>()) {
+            upper[n] = ft_to_f16_pair(v[first] * power, v[second] * power);
+            continue;
+        }
         uint32_t a = __float_as_uint(v[first]), b = __float_as_uint(v[second]);
         upper[n] = __byte_perm(a, b, 0x7632);
         lower[n] = __byte_perm(__float_as_uint(v[first] - __uint_as_float(a & 0xffff0000u)),
                                __float_as_uint(v[second] - __uint_as_float(b & 0xffff0000u)), 0x7632);
     }
     piece[0] = make_uint4(upper[0], upper[1], upper[2], upper[3]);
-    piece[1] = make_uint4(lower[0], lower[1], lower[2], lower[3]);
+    if constexpr (!ft_stage_is_f16<kind>())
+        piece[1] = make_uint4(lower[0], lower[1], lower[2], lower[3]);
 }
 
 /* ---- weights ---- */
@@ -122,12 +135,13 @@ static __device__ __forceinline__ void place_of_run(uint32_t i, uint32_t *row, u
     *k = at % runs * ft_expert_run<kind>();
 }
 
-/* The pairs of part `part`; fp8 without its block's scale. */
+/* The pairs of part `part`; fp8 without its block's scale. scale: the run's, as f16 (nvfp4). */
 template <int kind>
-static __device__ __forceinline__ uint4 decode_eight(const struct ft_expert_raw *raw, uint32_t part)
+static __device__ __forceinline__ uint4 decode_eight(const struct ft_expert_raw *raw, uint32_t part,
+                                                     uint32_t scale)
 {
     uint32_t pair[4];
-    ft_expert_pairs<kind>(raw, part, pair);
+    tile_pairs<kind>(pair, raw, part, scale);
     return make_uint4(pair[0], pair[1], pair[2], pair[3]);
 }
 
@@ -184,7 +198,8 @@ struct sums {
     float v[PANELS][2][2][4];
 };
 
-/* One step of one panel: both pieces of x against its rows. */
+/* One step of one panel: the pieces of x against its rows. */
+template <int kind>
 static __device__ __forceinline__ void multiply_panel(float v[2][2][4], const struct warp_part *part,
                                                       const uint32_t *x, const uint32_t *w)
 {
@@ -202,13 +217,13 @@ static __device__ __forceinline__ void multiply_panel(float v[2][2][4], const st
             if (i >= part->pair_fragments)
                 continue;
 #pragma unroll
-            for (uint32_t piece = 0; piece < PIECES; piece++) {
+            for (uint32_t piece = 0; piece < pieces<kind>(); piece++) {
                 const uint32_t *from = x + (piece * TILE_PAIRS + i * 16) * ROW_WORDS + k;
                 uint32_t a[4] = {from[0], from[8 * ROW_WORDS], from[4], from[8 * ROW_WORDS + 4]};
 #pragma unroll
                 for (uint32_t j = 0; j < 2; j++)
                     if (j < part->row_fragments)
-                        ft_mma_bf16(v[i][j], a, b[j]);
+                        tile_mma<kind>(v[i][j], a, b[j]);
             }
         }
     }
@@ -227,11 +242,11 @@ static __device__ __forceinline__ void multiply_step(struct sums *sum, const str
 #pragma unroll
     for (uint32_t p = 0; p < PANELS; p++) {
         if (kind != FT_EXPERT_FP8) {
-            multiply_panel(sum->v[p], part, x, w + p * PANEL * ROW_WORDS);
+            multiply_panel<kind>(sum->v[p], part, x, w + p * PANEL * ROW_WORDS);
             continue;
         }
         float v[2][2][4] = {};
-        multiply_panel(v, part, x, w + p * PANEL * ROW_WORDS);
+        multiply_panel<kind>(v, part, x, w + p * PANEL * ROW_WORDS);
 #pragma unroll
         for (uint32_t e = 0; e < 16; e++) {
             uint32_t i = e >> 3, j = e >> 2 & 1, row = min(part->row0 + j * 8, PANEL - 8) + 2 * t + (e & 1);
@@ -241,35 +256,38 @@ static __device__ __forceinline__ void multiply_step(struct sums *sum, const str
 }
 
 /* What a block holds of one step. */
-struct step_memory {
-    uint4 x[PIECES * TILE_PAIRS * ROW_WORDS / 4], w[PANELS * PANEL * ROW_WORDS / 4];
+template <int kind> struct step_memory {
+    uint4 x[pieces<kind>() * TILE_PAIRS * ROW_WORDS / 4], w[PANELS * PANEL * ROW_WORDS / 4];
     float scale[PANELS * PANEL];
     uint32_t found[12];
 };
 
 template <int kind>
-static __device__ __forceinline__ void store_step(struct step_memory *to, const float x[X_EIGHTS][8],
-                                                  const struct ft_expert_raw *raw, uint32_t rows)
+static __device__ __forceinline__ void store_step(struct step_memory<kind> *to, float power,
+                                                  const float x[X_EIGHTS][8], const struct ft_expert_raw *raw,
+                                                  uint32_t rows)
 {
     uint32_t *shared_x = (uint32_t *)to->x, *shared_w = (uint32_t *)to->w;
 #pragma unroll
     for (uint32_t i = 0; i < X_EIGHTS; i++) {
         uint32_t at = i * THREADS + threadIdx.x, row = at / (STEP / 8);
-        uint4 piece[PIECES];
+        uint4 piece[pieces<kind>()];
         if (row >= rows)
             continue;
-        split_eight<kind>(x[i], piece);
+        split_eight<kind>(x[i], power, piece);
 #pragma unroll
-        for (uint32_t p = 0; p < PIECES; p++)
+        for (uint32_t p = 0; p < pieces<kind>(); p++)
             *(uint4 *)(shared_x + (p * TILE_PAIRS + row) * ROW_WORDS + at % (STEP / 8) * 4) = piece[p];
     }
 #pragma unroll
     for (uint32_t i = 0; i < runs_per_thread<kind>(); i++) {
         uint32_t row, k;
         place_of_run<kind>(i, &row, &k);
+        uint32_t scale = kind == FT_EXPERT_NVFP4 ? ft_e4m3_to_f16_pair(raw[i].scale) : 0;
 #pragma unroll
         for (uint32_t part = 0; part < ft_expert_run<kind>() / 8; part++)
-            *(uint4 *)(shared_w + row * ROW_WORDS + k / 2 + part * 4) = decode_eight<kind>(&raw[i], part);
+            *(uint4 *)(shared_w + row * ROW_WORDS + k / 2 + part * 4) =
+                decode_eight<kind>(&raw[i], part, scale);
         if (kind == FT_EXPERT_FP8 && k == 0)
             to->scale[row] = __uint_as_float(raw[i].scale);
     }
@@ -277,9 +295,10 @@ static __device__ __forceinline__ void store_step(struct step_memory *to, const 
 
 /* Sums of a tile over all columns. index NULL: rows of `from` are those of the list. */
 template <int kind>
-static __device__ __forceinline__ void
-multiply_tile(struct sums *sum, const struct ft_expert_layout *layout, const struct panels *p,
-              const struct tile *tile, const float *from, const uint32_t *index, struct step_memory *memory)
+static __device__ __forceinline__ void multiply_tile(struct sums *sum, const struct ft_expert_layout *layout,
+                                                     const struct panels *p, const struct tile *tile,
+                                                     const float *from, const uint32_t *index, float power,
+                                                     struct step_memory<kind> *memory)
 {
     constexpr uint32_t runs = runs_per_thread<kind>();
     uint32_t in = p->m[0].in, rows = (tile->count + 15) / 16 * 16;
@@ -295,7 +314,7 @@ multiply_tile(struct sums *sum, const struct ft_expert_layout *layout, const str
     for (uint32_t k0 = 0; k0 < in + STEP; k0 += STEP) {
         if (k0) { /* what was loaded a step ago */
             __syncthreads();
-            store_step<kind>(memory, x, raw, rows);
+            store_step<kind>(memory, power, x, raw, rows);
             __syncthreads();
         }
         if (k0 < in) {
@@ -348,7 +367,7 @@ static __device__ __forceinline__ void aim_panels(struct panels *p, const struct
 template <int kind>
 static __global__ void __launch_bounds__(THREADS, 2) gemm_up_kernel(struct ft_expert_args a)
 {
-    FT_SHARED(struct step_memory, memory, 1);
+    FT_SHARED(struct step_memory<kind>, memory, 1);
     struct tile tile;
     struct panels p;
     struct sums sum = {};
@@ -358,23 +377,31 @@ static __global__ void __launch_bounds__(THREADS, 2) gemm_up_kernel(struct ft_ex
         return;
     const char *blob = a.list.blob[tile.group];
     aim_panels<kind>(&p, &a.layout, blob, false);
-    multiply_tile<kind>(&sum, &a.layout, &p, &tile, a.x, a.list.pair_row, memory);
+    uint32_t x_top = ft_stage_is_f16<kind>() ? a.scale->x_top : 0, size = 0;
+    float unit_x = ft_stage_is_f16<kind>() ? ft_gemm_unit(x_top) : 1.0f;
+    multiply_tile<kind>(&sum, &a.layout, &p, &tile, a.x, a.list.pair_row, ft_gemm_power(x_top), memory);
+    const float gate_factor = p.m[0].factor * tile_factor<kind>() * unit_x,
+                up_factor = p.m[1].factor * tile_factor<kind>() * unit_x;
     const float *gate_bias = ft_expert_bias(&a.layout, blob, 0),
                 *up_bias = ft_expert_bias(&a.layout, blob, 1);
     for_each_sum(&sum, tile.count, [&](uint32_t pair, uint32_t row, float gate, float up) {
         uint32_t unit = p.row0[0] + row;
         if (pair >= tile.count || unit >= a.layout.width)
             return;
-        gate = fmaf(gate, p.m[0].factor, gate_bias ? gate_bias[unit] : 0.0f);
-        up = fmaf(up, p.m[1].factor, up_bias ? up_bias[unit] : 0.0f);
-        a.h[(uint64_t)(tile.first + pair) * a.layout.width + unit] = ft_expert_activate(&a.layout, gate, up);
+        gate = fmaf(gate, gate_factor, gate_bias ? gate_bias[unit] : 0.0f);
+        up = fmaf(up, up_factor, up_bias ? up_bias[unit] : 0.0f);
+        float value = ft_expert_activate(&a.layout, gate, up);
+        a.h[(uint64_t)(tile.first + pair) * a.layout.width + unit] = value;
+        size = max(size, ft_gemm_size(value));
     });
+    if (ft_stage_is_f16<kind>())
+        ft_gemm_raise(&a.scale->w_top[0], size);
 }
 
 template <int kind>
 static __global__ void __launch_bounds__(THREADS, 2) gemm_down_kernel(struct ft_expert_args a)
 {
-    FT_SHARED(struct step_memory, memory, 1);
+    FT_SHARED(struct step_memory<kind>, memory, 1);
     struct tile tile;
     struct panels p;
     struct sums sum = {};
@@ -382,7 +409,9 @@ static __global__ void __launch_bounds__(THREADS, 2) gemm_down_kernel(struct ft_
         return;
     const char *blob = a.list.blob[tile.group];
     aim_panels<kind>(&p, &a.layout, blob, true);
-    multiply_tile<kind>(&sum, &a.layout, &p, &tile, a.h, NULL, memory);
+    uint32_t h_top = ft_stage_is_f16<kind>() ? a.scale->w_top[0] : 0;
+    float unit_h = ft_stage_is_f16<kind>() ? ft_gemm_unit(h_top) : 1.0f;
+    multiply_tile<kind>(&sum, &a.layout, &p, &tile, a.h, NULL, ft_gemm_power(h_top), memory);
     const float *bias = ft_expert_bias(&a.layout, blob, 2);
     for_each_sum(&sum, tile.count, [&](uint32_t pair, uint32_t row, float first, float second) {
         if (pair >= tile.count)
@@ -393,33 +422,40 @@ static __global__ void __launch_bounds__(THREADS, 2) gemm_down_kernel(struct ft_
         for (uint32_t i = 0; i < PANELS; i++) {
             uint32_t out = p.row0[i] + row;
             if (out < a.layout.hidden)
-                y[out] = fmaf(value[i], p.m[i].factor, bias ? bias[out] : 0.0f);
+                y[out] =
+                    fmaf(value[i], p.m[i].factor * tile_factor<kind>() * unit_h, bias ? bias[out] : 0.0f);
         }
     });
 }
 
 template <int kind>
-static int launch_gemm(const struct ft_expert_args *a, uint32_t groups_bound, uint32_t pairs_bound,
-                       void *stream)
+static int launch_gemm(const struct ft_expert_args *a, uint32_t rows, uint32_t groups_bound,
+                       uint32_t pairs_bound, void *stream)
 {
     uint32_t tiles = groups_bound + pairs_bound / TILE_PAIRS;
     dim3 up((a->layout.width + PANEL - 1) / PANEL, tiles);
     dim3 down((a->layout.hidden + PANELS * PANEL - 1) / (PANELS * PANEL), tiles);
-    int error = FT_LAUNCH(gemm_up_kernel<kind>, up, dim3(THREADS), 0, stream, *a);
+    int error = 0;
+    if (ft_stage_is_f16<kind>())
+        error = ft_gemm_measure(a->x, a->layout.hidden, rows, a->layout.hidden, a->scale, NULL, stream);
+    if (error)
+        return error;
+    error = FT_LAUNCH(gemm_up_kernel<kind>, up, dim3(THREADS), 0, stream, *a);
     return error ? error : FT_LAUNCH(gemm_down_kernel<kind>, down, dim3(THREADS), 0, stream, *a);
 }
 
-int ft_expert_gemm(const struct ft_expert_args *a, uint32_t groups_bound, uint32_t pairs_bound, void *stream)
+int ft_expert_gemm(const struct ft_expert_args *a, uint32_t rows, uint32_t groups_bound, uint32_t pairs_bound,
+                   void *stream)
 {
     switch (ft_expert_kind_of(&a->layout)) {
     case FT_EXPERT_BF16:
-        return launch_gemm<FT_EXPERT_BF16>(a, groups_bound, pairs_bound, stream);
+        return launch_gemm<FT_EXPERT_BF16>(a, rows, groups_bound, pairs_bound, stream);
     case FT_EXPERT_FP8:
-        return launch_gemm<FT_EXPERT_FP8>(a, groups_bound, pairs_bound, stream);
+        return launch_gemm<FT_EXPERT_FP8>(a, rows, groups_bound, pairs_bound, stream);
     case FT_EXPERT_NVFP4:
-        return launch_gemm<FT_EXPERT_NVFP4>(a, groups_bound, pairs_bound, stream);
+        return launch_gemm<FT_EXPERT_NVFP4>(a, rows, groups_bound, pairs_bound, stream);
     case FT_EXPERT_MXFP4:
-        return launch_gemm<FT_EXPERT_MXFP4>(a, groups_bound, pairs_bound, stream);
+        return launch_gemm<FT_EXPERT_MXFP4>(a, rows, groups_bound, pairs_bound, stream);
     default:      /* shapes that 16-byte loads do not fit: element by element, by ft_cuda_experts */
         return 1; /* cudaErrorInvalidValue */
     }

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The prefill form of dense products: many rows, bf16 operands on the matrix units, f32 sums. Host functions
+ * The prefill form of dense products: many rows, f16 operands on the matrix units, f32 sums. Host functions
  * shared by dense.cu and mix.cu, and where their buffers lie in c->scratch:
  *
- *   | weights of other formats as bf16, a slice at a time | f32 rows [R, widest] |
- *   | activations bf16 [2, R, in rounded up] |
+ *   | weights as f16, a slice at a time | f32 rows [R, widest] | activations f16 [R, in rounded up] | scales |
  *
- * One bf16 is too little for an activation: the router's choices would differ from those of decode steps. So
- * it is the sum of two, high and low, whose products are both added: the error of a product is then 2^-17 of
- * it. Weights that one bf16 does not hold (f32, fp8 with block scales) are decoded in two pieces as well.
+ * f16 has three more bits than bf16: an operand is off by 2^-12 of itself, where one bf16 would be off by 2^-9 and flip
+ * the choices of the routers behind (two bf16 pieces cost twice the products). What it lacks is reach, so all
+ * activations of a product share a power of two, which brings the largest finite one below 2^15, and so do the weights
+ * of a slice: down to 2^-29 of the largest nothing more is lost, and what is not finite stays what it is. Weights of
+ * bf16 and fp4 are exact there.
  *
  * Decode forms use the front of the scratch for partial sums.
  */
@@ -21,29 +22,42 @@
 #define FT_GEMM_DEPTH FT_GPU_DEPTH /* columns of a tile; activations are padded to a multiple with zeros */
 #define FT_GEMM_WEIGHT_BYTES FT_GPU_WEIGHT_BYTES /* slice of decoded weights */
 
-/* bf16 activations [rows, columns], columns = in rounded up to FT_GEMM_DEPTH: the high pieces, then the low ones. */
+/* Of one product, in device memory. */
+struct ft_gemm_scale {
+    uint32_t x_top,
+        w_top[2]; /* bits of the largest finite |x|; of the weights of this slice, and 0 for the next one */
+    float alpha, zero; /* what sums are multiplied by */
+};
+
+/* f16 activations [rows, columns], columns = in rounded up to FT_GEMM_DEPTH. */
 struct ft_gemm_rows {
     uint16_t *x;
-    uint32_t rows, columns;
+    struct ft_gemm_scale *scale;
+    uint32_t rows, columns, turn; /* turn: of w_top, changes with every slice */
 };
 
 #if defined(__CUDACC__) || defined(FT_CUDA_EMULATED)
-/* value = high + low but for 2^-18 of it; what is not finite stands in `high` alone. */
-static __device__ __forceinline__ void ft_gemm_split(float value, uint32_t *high, uint32_t *low)
+/* The power of two for numbers whose largest is given by its bits, and its inverse. */
+static __device__ __forceinline__ float ft_gemm_power(uint32_t top)
 {
-    uint32_t bits = ft_to_bf16(value);
-    *high = bits;
-    *low = (bits & 0x7f80u) == 0x7f80u ? 0 : ft_to_bf16(value - ft_bf16((uint16_t)bits));
+    return __uint_as_float((268u - max(top >> 23, 37u)) << 23);
 }
-/* A pair of neighbours at element `at` (even) of `to`, low pieces `apart` elements behind. */
-static __device__ __forceinline__ void ft_gemm_store(uint16_t *to, uint64_t at, uint64_t apart, float first,
-                                                     float second)
+static __device__ __forceinline__ float ft_gemm_unit(uint32_t top)
 {
-    uint32_t high[2], low[2];
-    ft_gemm_split(first, &high[0], &low[0]);
-    ft_gemm_split(second, &high[1], &low[1]);
-    *(uint32_t *)(to + at) = high[0] | high[1] << 16;
-    *(uint32_t *)(to + at + apart) = low[0] | low[1] << 16;
+    return __uint_as_float((max(top >> 23, 37u) - 14u) << 23);
+}
+/* |value| as bits that compare like it; 0 when it is not finite. */
+static __device__ __forceinline__ uint32_t ft_gemm_size(float value)
+{
+    uint32_t bits = __float_as_uint(value) & 0x7fffffffu;
+    return bits < 0x7f800000u ? bits : 0u;
+}
+/* The largest of a warp's sizes to *top; the whole warp. */
+static __device__ __forceinline__ void ft_gemm_raise(uint32_t *top, uint32_t size)
+{
+    size = ft_warp_max_u32(size);
+    if ((threadIdx.x & 31) == 0 && size)
+        atomicMax(top, size);
 }
 #endif
 
@@ -59,31 +73,33 @@ static inline float *ft_gemm_scratch_rows(const struct ft_cuda *c)
 /* Where activations of `in` columns go. */
 static inline struct ft_gemm_rows ft_gemm_activations(const struct ft_cuda *c, uint32_t rows, uint32_t in)
 {
-    uint64_t wide = ft_round_up(rows * ft_gemm_wide(c->model), 64);
-    struct ft_gemm_rows to = {(uint16_t *)(ft_gemm_scratch_rows(c) + wide), rows,
-                              (uint32_t)ft_round_up(in, FT_GEMM_DEPTH)};
+    uint64_t wide = ft_round_up(rows * ft_gemm_wide(c->model), 64), columns = ft_round_up(in, FT_GEMM_DEPTH);
+    struct ft_gemm_rows to = {(uint16_t *)(ft_gemm_scratch_rows(c) + wide), NULL, rows, (uint32_t)columns, 0};
+    to.scale = (struct ft_gemm_scale *)(to.x + ft_round_up(rows * columns, 32));
     return to;
 }
 
-/* x rows [rows, in] (stride x_stride) -> bf16 activations. */
+/* Clears *scale and sets its x_top for x rows [rows, in]. */
+int ft_gemm_measure(const float *x, uint64_t x_stride, uint32_t rows, uint32_t in,
+                    struct ft_gemm_scale *scale, uint64_t *stamp, void *stream);
+/* x rows [rows, in] (stride x_stride) -> f16 activations and their power of two. */
 int ft_gemm_convert(const struct ft_gemm_rows *to, const float *x, uint64_t x_stride, uint32_t in,
                     uint64_t *stamp, void *stream);
 /* y[r][o] = W x_r (+ bias[o]), row r at y + r * y_stride. */
-int ft_gemm_multiply(const struct ft_cuda *c, const struct ft_gemm_rows *x, const struct ft_matrix *w,
+int ft_gemm_multiply(const struct ft_cuda *c, struct ft_gemm_rows *x, const struct ft_matrix *w,
                      const float *bias, float *y, uint64_t y_stride, void *stream);
 /* The same for outputs [begin, begin + count) alone; y and bias of output `begin` come first. */
-int ft_gemm_multiply_part(const struct ft_cuda *c, const struct ft_gemm_rows *x, const struct ft_matrix *w,
+int ft_gemm_multiply_part(const struct ft_cuda *c, struct ft_gemm_rows *x, const struct ft_matrix *w,
                           uint32_t begin, uint32_t count, const float *bias, float *y, uint64_t y_stride,
                           void *stream);
-/* One product of bf16 operands: y (+)= scale W x (+ bias). */
+/* One product of f16 operands: y = alpha W x (+ bias). */
 struct ft_gemm_product {
-    const uint16_t *x, *w; /* [2, rows, columns] high and low pieces, [out, columns] */
-    const float *bias;     /* [out] or NULL */
+    const uint16_t *x, *w; /* [rows, columns], [out, columns] */
+    const struct ft_gemm_scale *scale;
+    const float *bias; /* [out] or NULL */
     float *y;
     uint64_t y_stride;
     uint32_t rows, out, columns;
-    float scale;
-    bool add;
 };
 /* By the open library (c->blas), no bias; false: it would not, and y is as before. */
 bool ft_gemm_blas(const struct ft_cuda *c, const struct ft_gemm_product *p, void *stream);

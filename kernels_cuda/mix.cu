@@ -291,17 +291,9 @@ __global__ void __launch_bounds__(32 * FT_HC_MAX) up_kernel(const __grid_constan
     }
 }
 
-static __device__ __forceinline__ void store_piece(uint16_t *to, uint64_t apart, float value)
-{
-    uint32_t high, low;
-    ft_gemm_split(value, &high, &low);
-    to[0] = (uint16_t)high;
-    to[apart] = (uint16_t)low;
-}
-
-/* One block a row and stream: u, and its bf16 pieces when `to` (columns as ft_gemm_rows). */
+/* One block a row and stream: u. */
 __global__ void __launch_bounds__(THREADS)
-    norm_kernel(const __grid_constant__ struct mix_norm norm, uint16_t *to, uint32_t columns, uint64_t *stamp)
+    norm_kernel(const __grid_constant__ struct mix_norm norm, uint64_t *stamp)
 {
     FT_SHARED(float, scratch, 33);
     ft_begin_next();
@@ -316,31 +308,19 @@ __global__ void __launch_bounds__(THREADS)
     float inverse = 1.0f / sqrtf(ft_block_sum(sum, scratch) / (float)norm.hidden + norm.eps);
     for (uint32_t h = threadIdx.x; h < norm.hidden; h += blockDim.x) {
         uint32_t at = stream * norm.hidden + h;
-        float u = x[h] * inverse * (norm.one + norm.weight[at]);
-        norm.normed[(uint64_t)row * wide + at] = u;
-        if (to)
-            store_piece(to + (uint64_t)row * columns + at, (uint64_t)norm.rows * columns, u);
+        norm.normed[(uint64_t)row * wide + at] = x[h] * inverse * (norm.one + norm.weight[at]);
     }
-    if (to && stream == 0)
-        for (uint32_t c = wide + threadIdx.x; c < columns; c += blockDim.x)
-            store_piece(to + (uint64_t)row * columns + c, (uint64_t)norm.rows * columns, 0.0f);
 }
 
-/* Prefill: mixed holds W_down u and W_inject u -> t and s; t in bf16 to `to`. One block a row. */
-__global__ void __launch_bounds__(THREADS) activate_kernel(float *mixed, uint32_t lowrank, uint32_t streams,
-                                                           bool has_inject, uint16_t *to, uint32_t columns)
+/* Prefill: mixed holds W_down u and W_inject u -> t and s. One block a row. */
+__global__ void __launch_bounds__(THREADS)
+    activate_kernel(float *mixed, uint32_t lowrank, uint32_t streams, bool has_inject)
 {
-    uint32_t width = lowrank + streams;
-    float *row = mixed + (uint64_t)blockIdx.x * width;
-    for (uint32_t k = threadIdx.x; k < columns; k += blockDim.x) {
-        float t = 0;
-        if (k < lowrank)
-            row[k] = t = ft_silu_device(row[k] * (1.0f / (float)streams));
-        store_piece(to + (uint64_t)blockIdx.x * columns + k, (uint64_t)gridDim.x * columns, t);
-    }
+    float *row = mixed + (uint64_t)blockIdx.x * (lowrank + streams), share = 1.0f / (float)streams;
+    for (uint32_t k = threadIdx.x; k < lowrank; k += blockDim.x)
+        row[k] = ft_silu_device(row[k] * share);
     if (has_inject && threadIdx.x < streams)
-        row[lowrank + threadIdx.x] =
-            2.0f * ft_sigmoid_device(row[lowrank + threadIdx.x] * (1.0f / (float)streams));
+        row[lowrank + threadIdx.x] = 2.0f * ft_sigmoid_device(row[lowrank + threadIdx.x] * share);
 }
 
 /* Prefill: x (+)= sigmoid(m) u / n of one stream. */
@@ -460,14 +440,18 @@ static int mix_many(const struct ft_cuda *c, const struct down_args *down, const
                         t = ft_gemm_activations(c, rows, up->lowrank);
     float *m = ft_gemm_scratch_rows(c);
     int status = FT_LAUNCH(norm_kernel, dim3(rows, up->norm.streams), dim3(THREADS), 0, stream, down->norm,
-                           in.x, in.columns, down->stamp);
+                           down->stamp);
+    if (status == 0)
+        status = ft_gemm_convert(&in, down->norm.normed, wide, wide, NULL, stream);
     if (status == 0)
         status = ft_gemm_multiply(c, &in, &down->down, NULL, up->mixed, up->width, stream);
     if (status == 0 && up->has_inject)
         status = ft_gemm_multiply(c, &in, &down->inject, NULL, up->mixed + up->lowrank, up->width, stream);
     if (status == 0)
         status = FT_LAUNCH(activate_kernel, dim3(rows), dim3(THREADS), 0, stream, up->mixed, up->lowrank,
-                           up->norm.streams, up->has_inject, t.x, t.columns);
+                           up->norm.streams, up->has_inject);
+    if (status == 0)
+        status = ft_gemm_convert(&t, up->mixed, up->width, up->lowrank, NULL, stream);
     for (uint32_t i = 0; i < up->norm.streams && status == 0; i++) {
         status = ft_gemm_multiply_part(c, &t, &up->up, i * up->norm.hidden, up->norm.hidden, NULL, m,
                                        up->norm.hidden, stream);
@@ -511,8 +495,7 @@ int ft_cuda_mix(const struct ft_cuda *c, enum ft_phase phase, uint32_t layer, vo
                               : phase == FT_PHASE_ATTENTION ? w->attention_norm
                                                             : w->mlp_norm;
         struct mix_norm norm = norm_of(c, phase, weight, x);
-        return FT_LAUNCH_NEXT(norm_kernel, dim3(norm.rows), dim3(THREADS), 0, stream, norm, (uint16_t *)NULL,
-                              0u, stamp);
+        return FT_LAUNCH_NEXT(norm_kernel, dim3(norm.rows), dim3(THREADS), 0, stream, norm, stamp);
     }
     const struct ft_mix_weights *mix = head                          ? &c->weights->top_mix
                                        : phase == FT_PHASE_ATTENTION ? &w->attention_mix

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Attention of single rows over the paged context (the decode form, and sparse rows of a prefill).
+ * Attention of single rows over the paged context: the decode form, and what no other form takes.
  *
  * A block takes one split of one row's visible tokens for up to 16 query heads that share a KV head: K and V
  * are read once for all of them. Tiles of 64 tokens: scores (8 lanes a token, two tokens at once), softmax
@@ -28,36 +28,6 @@ struct row_args {
     float2 *weight;       /* [z, heads, split_limit]: maximum, sum of weights */
     uint32_t *counters;   /* NULL: merged by the second kernel */
 };
-
-/* The tokens that a row sees: those of `blocks`, then [tail_begin, position]. */
-struct visible {
-    const uint32_t *blocks;
-    uint32_t in_blocks, ratio, tail_begin, count;
-};
-
-__device__ __forceinline__ visible visible_of(const ft_attend_args &a, uint32_t row)
-{
-    uint32_t tokens = a.position[row] + 1;
-    visible v = {NULL, 0, 1, 0, tokens};
-    if (a.select) {
-        const uint32_t *select = a.select + row * a.select_stride;
-        if (select[0] != FT_NONE) {
-            v.blocks = select + 1;
-            v.ratio = a.ratio;
-            v.in_blocks = select[0] * a.ratio;
-            v.tail_begin = tokens / a.ratio * a.ratio;
-        }
-    } else if (a.window && tokens > a.window) {
-        v.tail_begin = tokens - a.window;
-    }
-    v.count = v.in_blocks + tokens - v.tail_begin;
-    return v;
-}
-
-__device__ __forceinline__ uint32_t token_of(const visible &v, uint32_t i)
-{
-    return i < v.in_blocks ? v.blocks[i / v.ratio] * v.ratio + i % v.ratio : v.tail_begin + (i - v.in_blocks);
-}
 
 /* Row of a z of the grid, or FT_NONE. */
 __device__ __forceinline__ uint32_t row_of(const row_args &args, uint32_t z)
@@ -129,11 +99,11 @@ template <int G> struct room {
 };
 
 /* Where the keys of a tile lie; tokens beyond the end repeat the last one. */
-__device__ __forceinline__ void find_keys(const ft_attend_args &a, const visible &v, uint32_t sequence,
+__device__ __forceinline__ void find_keys(const ft_attend_args &a, const ft_visible &v, uint32_t sequence,
                                           uint32_t kv_head, uint32_t begin, uint32_t end, unsigned i,
                                           const float **keys)
 {
-    uint32_t token = token_of(v, min(begin + i, end - 1));
+    uint32_t token = ft_visible_token(v, min(begin + i, end - 1));
     keys[i] = a.page[(uint64_t)sequence * a.pages_max + token / a.page_tokens] + a.k_offset +
               ((uint64_t)kv_head * a.page_tokens + token % a.page_tokens) * a.dim;
 }
@@ -224,7 +194,7 @@ template <int G, int D> __global__ void __launch_bounds__(THREADS) attend_rows(r
         ft_wait_previous();
         return;
     }
-    visible v = visible_of(a, row);
+    ft_visible v = ft_visible_of(a, row);
     uint32_t splits = splits_of(args, v.count), split = blockIdx.y;
     if (split >= splits) {
         ft_wait_previous();
@@ -359,7 +329,7 @@ __global__ void __launch_bounds__(DIM_MAX / 4) merge_rows(row_args args)
     uint32_t head = blockIdx.x, z = blockIdx.y, row = row_of(args, z);
     if (row == FT_NONE)
         return;
-    uint32_t splits = splits_of(args, visible_of(args.a, row).count);
+    uint32_t splits = splits_of(args, ft_visible_of(args.a, row).count);
     if (splits == 1)
         return;
     uint64_t index = (uint64_t)z * args.a.heads + head;
@@ -482,7 +452,10 @@ int ft_cuda_attention(const struct ft_cuda *c, uint32_t layer, uint32_t tokens_m
         a.ratio = m->indexer_ratio;
         tokens = FT_MIN(tokens, m->indexer_budget + m->indexer_ratio - 1);
     }
-    if (a.rows <= FT_CUDA_DECODE_ROWS || a.select || !ft_attention_tiled_takes(a.dim))
+    bool tiled = a.rows > FT_CUDA_DECODE_ROWS && ft_attention_tiled_takes(a.dim);
+    if (tiled && a.select && ft_attention_sparse_takes(a.dim))
+        return ft_attention_sparse(&a, stream);
+    if (!tiled || a.select)
         return attend(c, args, a.rows, tokens, stream);
     int status = ft_attention_tiled(&a, FT_ATTENTION_SHORT_ROWS, stream);
     if (status || a.sequences == 1)

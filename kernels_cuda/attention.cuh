@@ -88,8 +88,45 @@ struct ft_attend_args {
 /* The tiled form (attention_tiled.cu): causal attention of the step's sequences with more than `short_rows` rows. */
 bool ft_attention_tiled_takes(uint32_t dim);
 int ft_attention_tiled(const struct ft_attend_args *args, uint32_t short_rows, void *stream);
+/* The same for rows that have chosen what they see (attention_sparse.cu), where there is a tiled form. */
+static inline bool ft_attention_sparse_takes(uint32_t dim)
+{
+    return dim == 128 || dim == 256;
+}
+int ft_attention_sparse(const struct ft_attend_args *args, void *stream);
 
 #if defined(__CUDACC__) || defined(FT_CUDA_EMULATED)
+/* The tokens that a row sees: those of `blocks`, then [tail_begin, position]. */
+struct ft_visible {
+    const uint32_t *blocks;
+    uint32_t in_blocks, ratio, tail_begin, count;
+};
+
+static __device__ __forceinline__ struct ft_visible ft_visible_of(const struct ft_attend_args &a,
+                                                                  uint32_t row)
+{
+    uint32_t tokens = a.position[row] + 1;
+    struct ft_visible v = {NULL, 0, 1, 0, tokens};
+    if (a.select) {
+        const uint32_t *select = a.select + row * a.select_stride;
+        if (select[0] != FT_NONE) {
+            v.blocks = select + 1;
+            v.ratio = a.ratio;
+            v.in_blocks = select[0] * a.ratio;
+            v.tail_begin = tokens / a.ratio * a.ratio;
+        }
+    } else if (a.window && tokens > a.window) {
+        v.tail_begin = tokens - a.window;
+    }
+    v.count = v.in_blocks + tokens - v.tail_begin;
+    return v;
+}
+
+static __device__ __forceinline__ uint32_t ft_visible_token(const struct ft_visible &v, uint32_t i)
+{
+    return i < v.in_blocks ? v.blocks[i / v.ratio] * v.ratio + i % v.ratio : v.tail_begin + (i - v.in_blocks);
+}
+
 static __device__ __forceinline__ float ft_attention_gate(const struct ft_attend_args &args, uint32_t row,
                                                           uint32_t head, uint32_t i)
 {

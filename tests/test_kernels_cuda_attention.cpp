@@ -521,7 +521,8 @@ static void attention_equals_the_cpu(const char *name, const attention_shape &sh
     }
     run(ft_cuda_attention(&w.cuda, 0, w.tokens_max, nullptr), "attention");
     cuda_twin_run(&w.twin, FT_OP_ATTN, 0);
-    bool tiled = w.rows > FT_CUDA_DECODE_ROWS && !selected && ft_attention_tiled_takes(shape.dim);
+    bool tiled = w.rows > FT_CUDA_DECODE_ROWS && ft_attention_tiled_takes(shape.dim) &&
+                 (!selected || ft_attention_sparse_takes(shape.dim));
     w.check_rows(w.device_buffer(), w.space.attention, w.space.attention_width,
                  (uint64_t)shape.heads * shape.dim, tiled ? 2e-2 : 5e-6,
                  tiled ? "attention in tiles" : "attention");
@@ -543,6 +544,7 @@ static void attention_of_every_shape()
     const attention_shape sinks_full = {full, 8, 1, 64, 64, false, false, false, true, 0, 0, 0, 0, 0};
     const attention_shape tiny = {sparse, 4, 2, 32, 8, true, true, true, false, 0, 4, 32, 16, 4};
     const attention_shape blocks_of_6 = {sparse, 10, 2, 64, 32, true, true, true, false, 0, 3, 48, 36, 6};
+    const attention_shape wide = {sparse, 34, 2, 128, 32, false, true, true, true, 0, 4, 128, 512, 4};
     const attention_shape group_5 = {full, 5, 1, 128, 32, true, false, false, false, 0, 0, 0, 0, 0};
     const attention_shape group_20 = {full, 20, 1, 32, 32, false, true, false, true, 0, 0, 0, 0, 0};
     attention_equals_the_cpu("sparse, below the budget", main, {{0, 1}, {50, 1}});
@@ -557,6 +559,9 @@ static void attention_of_every_shape()
     attention_equals_the_cpu("sparse, prefill within a block", tiny, {{29, 33}, {7, 1}, {90, 2}});
     attention_equals_the_cpu("sparse, prefill beyond the budget", main, {{70, 17}});
     attention_equals_the_cpu("sparse, prefill below the budget", main, {{2, 17}});
+    attention_equals_the_cpu("sparse, prefill of several sequences", main, {{70, 13}, {2, 3}, {131, 2}});
+    attention_equals_the_cpu("sparse, prefill, tokens of many tiles, 17 heads a group, sinks", wide,
+                             {{700, 19}, {510, 9}});
     attention_equals_the_cpu("full, 1 row", plain, decode_1);
     attention_equals_the_cpu("full, 3 rows", gated, decode_3);
     attention_equals_the_cpu("full, 16 rows", plain, decode_of(16, 13));

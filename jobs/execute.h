@@ -32,7 +32,6 @@ struct ft_active {
     const void **blob; /* [count] where the expert's weights are read: bank, slot or staging */
     uint32_t *awaited; /* [count] active indices whose prefetch was not finished */
     uint32_t *group;   /* [count] active indices in the order of the device's groups */
-    uint32_t *up_first, *up_count; /* [count] on the CPU: its up tiles in the dynamic range */
 };
 
 /* Activations of a step's rows. Decode rows have a set of their own, so that a prefill may pause between two layers:

@@ -138,7 +138,7 @@ static void record_choices(struct ft_step *step, uint32_t thread, uint32_t layer
     }
 }
 
-/* The time from the router's end to copies and the first jobs being ready: grouping, policy, filling, wake-ups. */
+/* The time from the router's end to jobs being ready: grouping, policy, filling, wake-ups. */
 static void record_policy(struct ft_step *step, uint32_t thread, uint32_t layer, uint64_t start)
 {
     struct ft_trace_record *record =
@@ -157,7 +157,6 @@ static void record_policy(struct ft_step *step, uint32_t thread, uint32_t layer,
 struct filler {
     struct ft_step *step;
     uint32_t layer, releases; /* jobs that release the combine join */
-    uint32_t cpu_experts;     /* made so far */
     const struct ft_expert_layout *layout;
 };
 
@@ -211,13 +210,9 @@ static uint32_t tiles_of(const struct filler *f, uint32_t units, uint64_t bytes,
                                halves ? FT_MAX(tiling->tile_bytes_min / 2, 1u) : tiling->tile_bytes_min);
 }
 
-/* The up tiles of an expert, which are ready at once: [first, first + count) of the dynamic range. */
-struct ups {
-    uint32_t first, count;
-};
-
-/* Up tiles, join, down tiles of one expert. */
-static struct ups add_cpu_expert(struct filler *f, uint32_t active, uint32_t cpu_experts, bool is_last)
+/* Up tiles, join, down tiles of one expert. Ready up tiles go to todo. */
+static uint32_t add_cpu_expert(struct filler *f, uint32_t active, uint32_t cpu_experts, bool is_last,
+                               uint32_t *todo, uint32_t count)
 {
     const struct ft_expert_layout *layout = f->layout;
     struct ft_step *step = f->step;
@@ -236,37 +231,10 @@ static struct ups add_cpu_expert(struct filler *f, uint32_t active, uint32_t cpu
         d->succ_count = downs;
     }
     add_tiles(f, FT_OP_EXPERT_DOWN, active, layout->hidden, downs, 1, 0, 0, down_bytes);
-    return (struct ups){first, ups};
-}
-
-/*
- * Experts on the CPU from active expert *next on, at most `most` of them: their ready tiles are appended to todo, the
- * first tiles of all of them before the second ones. Memory is read faster by workers that are in many experts than by
- * workers that are all in one: 97-102 GB/s beside copies, and 82-88, on 14 threads of an H200's host.
- */
-static uint32_t add_cpu_experts(struct filler *f, uint32_t *next, uint32_t most, uint32_t cpu_experts,
-                                uint32_t *todo, uint32_t count)
-{
-    struct ft_step *step = f->step;
-    const struct ft_active *a = &step->x.active;
-    uint32_t begin = *next, i = begin, tiles = 0;
-    for (uint32_t added = 0; i < a->count && added < most; i++) {
-        if (a->place[i] != FT_PLACE_CPU)
-            continue;
-        added++;
-        struct ups ups = add_cpu_expert(f, i, cpu_experts, ++f->cpu_experts == cpu_experts);
-        a->up_first[i] = ups.first;
-        a->up_count[i] = ups.count;
-        tiles = FT_MAX(tiles, ups.count);
+    for (uint32_t i = 0; i < ups; i++) {
+        FT_ASSERT_LT(count, step->todo_max);
+        todo[count++] = step->graph->static_count + first + i;
     }
-    *next = i;
-    for (uint32_t t = 0; t < tiles; t++)
-        for (i = begin; i < *next; i++) {
-            if (a->place[i] != FT_PLACE_CPU || t >= a->up_count[i])
-                continue;
-            FT_ASSERT_LT(count, step->todo_max);
-            todo[count++] = step->graph->static_count + a->up_first[i] + t;
-        }
     return count;
 }
 
@@ -449,15 +417,17 @@ uint32_t ft_step_expand(struct ft_step *step, uint32_t thread, uint32_t layer, u
         if (a->place[i] == FT_PLACE_DEVICE)
             a->blob[i] = ft_slots_memory(&step->slots, a->slot[i]);
     }
-    step->layer_cpu_experts = cpu_experts;
     if (cpu_experts && step->plan->device != FT_DEVICE_NONE)
         ft_lane_cpu_set_active(step->cpu, true);
-    uint32_t next = 0;
-    if (step->cuda && cpu_experts) { /* workers begin while the rest is being made */
-        ready = add_cpu_experts(&f, &next, 1, cpu_experts, todo, ready);
-        hold_combine(&f);
-        ft_step_hand_over(step, thread, todo + count, ready - count);
-        ready = count;
+    for (uint32_t i = 0, added = 0; i < a->count; i++) {
+        if (a->place[i] != FT_PLACE_CPU)
+            continue;
+        ready = add_cpu_expert(&f, i, cpu_experts, ++added == cpu_experts, todo, ready);
+        if (added == 1 && cpu_experts > 1 && step->cuda) { /* workers begin while the rest is being made */
+            hold_combine(&f);
+            ft_step_hand_over(step, thread, todo + count, ready - count);
+            ready = count;
+        }
     }
     step->wave_first = step->dynamic_count;
     if (step->plan->device != FT_DEVICE_NONE)
@@ -469,9 +439,5 @@ uint32_t ft_step_expand(struct ft_step *step, uint32_t thread, uint32_t layer, u
     if (out.prefetch_count)
         ft_prefetch_publish(step, layer, &out);
     record_policy(step, thread, layer, start);
-    if (step->waves_made) /* the link begins while the rest is being made */
-        step->waves_made(step->waves_context, layer);
-    ready = add_cpu_experts(&f, &next, UINT32_MAX, cpu_experts, todo, ready);
-    hold_combine(&f);
     return ready;
 }

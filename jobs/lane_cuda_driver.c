@@ -255,9 +255,8 @@ static void copy_ahead(struct drive *d, uint32_t layer)
 }
 
 /* The layer's fetches of a captured step: moves first, then copies, then the flag behind them. */
-static void fetch_captured(void *context, uint32_t layer)
+static void fetch_captured(struct drive *d, uint32_t layer)
 {
-    struct drive *d = context;
     struct ft_lane_cuda *lane = d->lane;
     struct ft_step *step = d->step;
     struct ft_cuda_move *moves = lane->host.moves + (uint64_t)layer * lane->c.exchange.moves_max;
@@ -626,9 +625,10 @@ static void drive_router(struct drive *d, uint32_t job, uint32_t layer)
     step->router_ids = ids;
     uint32_t *todo = ft_step_todo(step, d->thread);
     uint32_t ready = ft_step_complete(step, d->thread, job, todo, 0);
-    d->layer_on_cpu = step->layer_cpu_experts != 0;
+    d->layer_on_cpu = ready != 0;
     ft_step_hand_over(step, d->thread, todo, ready);
     if (d->captured) {
+        fetch_captured(d, layer);
         for (uint32_t i = step->wave_first; i < step->wave_first + step->wave_count; i++)
             if (step->dynamic[i].op == FT_OP_EXPERT_DEVICE)
                 complete_link(d, i, ft_clock_ns(&step->clock));
@@ -928,8 +928,6 @@ static void begin_step(struct drive *d)
     for (struct ft_lane_cuda *lane = d->first; lane; lane = lane->next)
         count_step(d, lane);
     d->captured = is_captured(d);
-    d->step->waves_made = d->captured ? fetch_captured : NULL;
-    d->step->waves_context = d;
     d->step->single_wave = d->captured;
     d->streaming = false;
     d->before = d->launched = NULL;

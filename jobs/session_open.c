@@ -130,8 +130,6 @@ static int push_active(struct ft_active *a, struct ft_arena *arena, const struct
     PUSH(experts, &a->predicted_ns);
     PUSH(experts, &a->blob);
     PUSH(experts, &a->awaited);
-    PUSH(experts, &a->up_first);
-    PUSH(experts, &a->up_count);
     PUSH(experts, &a->group);
     return status;
 }

@@ -92,8 +92,7 @@ struct ft_step {
     uint32_t dynamic_count;
     uint32_t wave_first,
         wave_count; /* dynamic indices of the layer's device groups: written and read by the device */
-    uint32_t layer_cpu_experts; /* of the layer at hand */
-    uint32_t *todo;             /* [thread_count, todo_max] */
+    uint32_t *todo; /* [thread_count, todo_max] */
     uint32_t todo_max;
     uint32_t step_number;
     uint64_t begin_ns, end_ns;
@@ -123,9 +122,6 @@ struct ft_step {
     struct ft_trace_ring *traces; /* [thread_count] of the running step */
     struct ft_trace_ring
         *traces_done; /* [thread_count] of the step before; the same as traces without a GPU */
-    /* Called by who completes a router, once the layer's fetches are published; NULL = their lane finds them itself. */
-    void (*waves_made)(void *context, uint32_t layer);
-    void *waves_context;
     /* Called by the session's thread while a step runs; NULL = nothing to do. */
     void (*meanwhile)(void *context);
     void *meanwhile_context;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tiles of matmul_body.h on the matrix unit of a core (AMX, bf16) for packed e2m1 and bf16; other formats
- * take the dot products of dot_body.h.
+ * Tiles of matmul_body.h on the matrix unit of a core (AMX, bf16) for packed e2m1, bf16 and fp8 whose blocks
+ * are whole chunks of columns; other formats take the dot products of dot_body.h.
  *
  *     C [16 weight rows, 3 rows of activations each] += A [16 weight rows, 32 columns] B [32 columns, 3 rows each]
  *
@@ -9,6 +9,9 @@
  * bf16 (8 bits each), which go through as three columns of B, so products are exact and sums are f32: as good
  * as f32. Rows of activations are brought to a common size first (a power of two), because the unit takes
  * subnormal numbers as zeros. So does it with bf16 weights: below 2^-126 they count as zero.
+ *
+ * e4m3 is exact in bf16 as well. The scales of its blocks are not: the sums of every block of columns are
+ * multiplied by them, outside of the unit.
  *
  * Any number of rows goes the same way, and the unit sums every element of C in the same order: batch
  * invariant. The order of columns inside 32 is free as long as A and B agree. Packed: dword i holds one
@@ -49,7 +52,7 @@ static void tile_panel_init(struct tile_panel *panel)
 
 static bool amx_takes(enum kind kind)
 {
-    return is_packed(kind) || kind == KIND_BF16;
+    return is_packed(kind) || kind == KIND_BF16 || kind == KIND_FP8;
 }
 
 /* Activation rows of the next tile when `left` are. */
@@ -263,6 +266,24 @@ static void amx_copy(const struct amx_rows *rows, uint32_t at, uint32_t count, _
             _mm512_castps_si512(vf_load_part(rows->data + r * rows->data_stride + 2 * (size_t)at, count * 2));
 }
 
+/* `count` <= AMX_BLOCK columns of e4m3 from column `at` on, as bf16. */
+static void amx_e4m3(const struct amx_rows *rows, uint32_t at, uint32_t count, amx_block to)
+{
+    /* Eights of 32 columns beside those of the next 32: interleaving takes them apart again. */
+    const __m512i eights = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), sign = _mm512_set1_epi8((char)0x80);
+    for (uint32_t r = 0; r < rows->outs; r++)
+        for (uint32_t i = 0; i < count; i += 64) {
+            const uint8_t *from = rows->data + r * rows->data_stride + at + i;
+            __m512i codes = _mm512_maskz_loadu_epi8(vi_first(FT_MIN(count - i, 64u)), from);
+            codes = _mm512_permutexvar_epi64(eights, codes);
+            __m512i low = _mm512_permutex2var_epi8(vi_load(vf_e4m3.low), codes, vi_load(vf_e4m3.low + 64));
+            __m512i high = _mm512_permutex2var_epi8(vi_load(vf_e4m3.high), codes, vi_load(vf_e4m3.high + 64));
+            high = _mm512_ternarylogic_epi32(high, codes, sign, 0xf8); /* high | (codes & sign) */
+            to[i / AMX_STEP][r] = _mm512_unpacklo_epi8(low, high);
+            to[i / AMX_STEP + 1][r] = _mm512_unpackhi_epi8(low, high);
+        }
+}
+
 /* ---- products ---- */
 
 #define AMX_ONE(c, t, b)                                                                                     \
@@ -373,24 +394,70 @@ static void amx_plain(const struct amx_rows *rows, const struct amx_panel *panel
     }
 }
 
+#define AMX_FIRST(t) AMX_ZERO(t)
+#define AMX_AGAIN(t) AMX_LOAD(t, sums[0] + 16 * (t), sizeof sums[0])
+#define AMX_LAST(t) AMX_STORE(t, sums[0] + 16 * (t), sizeof sums[0])
+
+/* to[i][c] += scale of row i * sums[i][c], for the columns of all tiles. */
+static void amx_scale(const struct ft_matrix *w, uint32_t o, uint32_t outs, uint32_t column, uint32_t tiles,
+                      float (*sums)[AMX_WIDTH], float (*to)[AMX_WIDTH])
+{
+    uint32_t blocks = (uint32_t)ft_div_up(w->in, w->block_in);
+    for (uint32_t i = 0; i < outs; i++) {
+        vf scale = vf_set1(
+            ((const float *)w->scale)[(size_t)((o + i) / w->block_out) * blocks + column / w->block_in]);
+        for (uint32_t c = 0; c < tiles * 16; c += VF)
+            vf_store(to[i] + c, vf_fma(vf_load(sums[i] + c), scale, vf_load(to[i] + c)));
+    }
+}
+
+/* The same as amx_packed for fp8: tiles hold the sums of one block of columns at a time. */
+static void amx_blocks(const struct ft_matrix *w, uint32_t o, const struct amx_rows *rows,
+                       const struct amx_panel *panel, uint32_t tiles, struct amx_ahead *ahead,
+                       float (*to)[AMX_WIDTH])
+{
+    amx_block block;
+    _Alignas(64) float sums[AMX_OUTS][AMX_WIDTH];
+    uint8_t(*b)[16][64] = (uint8_t(*)[16][64])(uintptr_t)panel->b;
+    if (rows->outs < AMX_OUTS)
+        memset(block, 0, sizeof block);
+    if (!panel->begin)
+        memset(to, 0, AMX_OUTS * sizeof *to);
+    for (uint32_t at = panel->begin, end; at < panel->end; at = end) {
+        uint32_t begin = at;
+        end = FT_MIN((at / w->block_in + 1) * w->block_in, panel->end);
+        AMX_FOR_TILES(tiles, AMX_FIRST)
+        for (; at < end; at += AMX_BLOCK) {
+            uint32_t count = FT_MIN(end - at, AMX_BLOCK);
+            amx_ask(ahead);
+            amx_e4m3(rows, at, count, block);
+            for (uint32_t s = 0; s * AMX_STEP < count; s++, b += tiles)
+                amx_step(tiles, block[s], 64, b);
+        }
+        AMX_FOR_TILES(tiles, AMX_LAST)
+        amx_scale(w, o, rows->outs, begin, tiles, sums, to);
+    }
+}
+
 /* sums[i][c] (+)= row o + i of W . column c of the panel, for 16 weight rows, of which `outs` exist. */
 static void amx_group(enum kind kind, const struct ft_matrix *w, uint32_t o, uint32_t outs,
                       const struct amx_panel *panel, float (*sums)[AMX_WIDTH])
 {
     uint32_t tiles = amx_tiles(panel->rows);
-    struct cursor c = cursor_at(is_packed(kind) ? kind : KIND_BF16, w, o, 0);
+    struct cursor c = cursor_at(kind, w, o, 0);
     struct amx_rows rows = {.data = c.data, .scale = c.scale, .outs = outs};
-    rows.data_stride = kind == KIND_BF16 ? (size_t)w->in * 2 : w->in / 2;
+    const uint32_t halves = kind == KIND_BF16 ? 4 : kind == KIND_FP8 ? 2 : 1; /* of a byte per weight */
+    rows.data_stride = (size_t)w->in * halves / 2;
     rows.scale_stride = kind == KIND_NVFP4 ? w->in / 16 : kind == KIND_MXFP4 ? w->in / 32 : 0;
-    struct amx_ahead ahead = {.data = c.data + AMX_OUTS * rows.data_stride +
-                                      AMX_OUTS * panel->begin * (kind == KIND_BF16 ? 4u : 1u) / 2,
+    struct amx_ahead ahead = {.data =
+                                  c.data + AMX_OUTS * rows.data_stride + AMX_OUTS * panel->begin * halves / 2,
                               .scale = c.scale + AMX_OUTS * rows.scale_stride,
-                              .data_step =
-                                  kind == KIND_BF16 ? AMX_OUTS * AMX_BLOCK * 2 : AMX_OUTS * AMX_BLOCK / 2,
+                              .data_step = AMX_OUTS * AMX_BLOCK * halves / 2,
                               .scale_step = is_packed(kind) ? AMX_OUTS * AMX_BLOCK / 16 : 0};
-#define AMX_FIRST(t) AMX_ZERO(t)
-#define AMX_AGAIN(t) AMX_LOAD(t, sums[0] + 16 * (t), sizeof sums[0])
-#define AMX_LAST(t) AMX_STORE(t, sums[0] + 16 * (t), sizeof sums[0])
+    if (kind == KIND_FP8) {
+        amx_blocks(w, o, &rows, panel, tiles, &ahead, sums);
+        return;
+    }
     if (panel->begin) {
         AMX_FOR_TILES(tiles, AMX_AGAIN)
     } else {

@@ -27,10 +27,23 @@ static const struct {
     uint32_t out, in;
     uint16_t block;
 } shapes[] = {
-    {FT_FORMAT_F32, 19, 131, 0},    {FT_FORMAT_BF16, 37, 77, 0},         {FT_FORMAT_BF16, 18, 4231, 0},
-    {FT_FORMAT_NVFP4, 35, 16, 0},   {FT_FORMAT_NVFP4, 37, 400, 0},       {FT_FORMAT_NVFP4, 17, 4336, 0},
-    {FT_FORMAT_NVFP4, 140, 640, 0}, {FT_FORMAT_MXFP4, 33, 32, 0},        {FT_FORMAT_MXFP4, 37, 992, 0},
-    {FT_FORMAT_DS_FP4, 21, 288, 0}, {FT_FORMAT_FP8_BLOCK, 37, 261, 128}, {FT_FORMAT_FP8_BLOCK, 31, 90, 40},
+    {FT_FORMAT_F32, 19, 131, 0},
+    {FT_FORMAT_BF16, 37, 77, 0},
+    {FT_FORMAT_BF16, 18, 4231, 0},
+    {FT_FORMAT_NVFP4, 35, 16, 0},
+    {FT_FORMAT_NVFP4, 37, 400, 0},
+    {FT_FORMAT_NVFP4, 17, 4336, 0},
+    {FT_FORMAT_NVFP4, 140, 640, 0},
+    {FT_FORMAT_MXFP4, 33, 32, 0},
+    {FT_FORMAT_MXFP4, 37, 992, 0},
+    {FT_FORMAT_DS_FP4, 21, 288, 0},
+    {FT_FORMAT_FP8_BLOCK, 37, 261, 128},
+    {FT_FORMAT_FP8_BLOCK, 31, 90, 40},
+    {FT_FORMAT_FP8_BLOCK, 35, 4300, 256},
+    {FT_FORMAT_FP8_BLOCK, 18, 6500, 640},
+    /* longer than a panel of a single row */
+    {FT_FORMAT_BF16, 5, 33100, 0},
+    {FT_FORMAT_NVFP4, 3, 33344, 0},
 };
 #define SHAPE_COUNT (sizeof shapes / sizeof shapes[0])
 #define ROWS_MOST 64

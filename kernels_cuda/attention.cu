@@ -151,6 +151,7 @@ __device__ __forceinline__ void update_softmax(const float *scores, float *weigh
         float wa = expf(a - base), wb = expf(b - base), both = ft_warp_sum(wa + wb);
         weights[lane * room<G>::PITCH + g] = wa;
         weights[(lane + 32) * room<G>::PITCH + g] = wb;
+        __syncwarp(); /* all lanes have read the old maximum */
         if (lane == 0) {
             float shrink = expf(old - base);
             factor[g] = shrink;

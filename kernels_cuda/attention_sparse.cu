@@ -167,9 +167,9 @@ template <int D> __global__ void __launch_bounds__(THREADS, 4) attend_sparse(spa
             if (t == 0)
                 shared->top[turn][warp][g + 8 * half] = top[half];
         }
+        __syncthreads(); /* every warp is done with the tile before */
         if (at + KEYS < v.count)
             shared->keys[turn ^ 1][threadIdx.x] = key_of(a, v, sequence, kv_head, at + KEYS);
-        __syncthreads();
 #pragma unroll
         for (unsigned half = 0; half < 2; half++) {
             float now = max[half], added = 0;

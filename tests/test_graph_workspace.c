@@ -108,12 +108,12 @@ TEST(a_gpu_needs_scratch_for_its_prefill_forms)
     uint64_t few = 4 * 2 * 16 * 325 * 4; /* 4 streams of 2 shares, 16 rows, 320 + 4 sums and one of squares */
     CHECK_EQ(ft_workspace_gpu_dense_bytes(&model, 1), few);
     CHECK_EQ(ft_workspace_gpu_dense_bytes(&model, 16), few);
-    CHECK_EQ(ft_workspace_gpu_dense_bytes(&model, 17), (32 << 20) + 17 * (2560 * 4 + 10240 * 2 * 2));
+    CHECK_EQ(ft_workspace_gpu_dense_bytes(&model, 17), (32 << 20) + 17 * (2560 * 4 + 10240 * 2) + 64);
     CHECK_EQ(ft_workspace_gpu_attention_bytes(&model, 1, 256), 24 * 16 * 258 * 4);
     CHECK_EQ(ft_workspace_gpu_attention_bytes(&model, 16, 8192), 16 * 24 * 36 * 258 * 4);
     CHECK_EQ(ft_workspace_gpu_attention_bytes(&model, 17, 1 << 20), 264ull * (1 << 18) * 4);
     CHECK_EQ(ft_workspace_gpu_bytes(&model, 8, 8193), 8ull * 24 * 64 * 258 * 4);
-    CHECK_EQ(ft_workspace_gpu_bytes(&model, 512, 8192), (32 << 20) + 512 * (2560 * 4 + 10240 * 2 * 2));
+    CHECK_EQ(ft_workspace_gpu_bytes(&model, 512, 8192), (32 << 20) + 512 * (2560 * 4 + 10240 * 2) + 64);
 }
 
 TEST(a_plain_model_pays_for_nothing_it_lacks)

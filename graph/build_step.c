@@ -8,6 +8,8 @@
  */
 #include "graph/graph.h"
 
+#define TILE_BYTES_MIN 65536u
+
 /* The jobs of one stage, as a contiguous id range; count 0 = nothing to wait for. */
 struct stage {
     uint32_t first, count;
@@ -71,6 +73,38 @@ uint32_t ft_graph_tile_count(uint64_t units, uint64_t unit_bytes, uint32_t tiles
     uint64_t tiles = tile_bytes_min ? units * unit_bytes / tile_bytes_min : units;
     tiles = FT_MIN(tiles, FT_MIN((uint64_t)tiles_max, units));
     return (uint32_t)FT_MAX(tiles, 1u);
+}
+
+struct ft_tiling ft_graph_tiling_of(uint32_t workers)
+{
+    return (struct ft_tiling){.tiles_max = workers > 1 ? 2 * workers : 1, .tile_bytes_min = TILE_BYTES_MIN};
+}
+
+/*
+ * In shares of H = tiles_max / 2, about the workers: 5 H / 2 tiles of up projections, 4 H of down projections, H
+ * more for the last expert. Up tiles come first (the lane takes what was pushed after the router before what
+ * workers made ready), so they may be large: whoever finds none left has down tiles of earlier experts to do
+ * while the last up tiles end. The layer ends with down tiles, so those are small, and those of the last expert
+ * smaller. Together at most 7.5 H + 2 experts: see ft_graph_reserved_count.
+ */
+void ft_graph_expert_tiles(const struct ft_tiling *tiling, const struct ft_expert_layout *layout,
+                           uint32_t experts, bool is_last, uint32_t *ups, uint32_t *downs)
+{
+    uint64_t up_bytes = (uint64_t)layout->bytes * 2 / 3, down_bytes = layout->bytes - up_bytes;
+    uint64_t up_blocks = ft_div_up(layout->width, 8), down_blocks = ft_div_up(layout->hidden, 8);
+    uint32_t half = tiling->tiles_max / 2, least = tiling->tile_bytes_min;
+    uint32_t up_share = (uint32_t)ft_div_up(5ull * half / 2, experts),
+             down_share = (uint32_t)ft_div_up(4ull * half, experts) + (is_last ? half : 0);
+    *ups = ft_graph_tile_count(up_blocks, ft_div_up(up_bytes, up_blocks), FT_MAX(up_share, 1u), least);
+    *downs = ft_graph_tile_count(down_blocks, ft_div_up(down_bytes, down_blocks), FT_MAX(down_share, 1u),
+                                 is_last ? FT_MAX(least / 2, 1u) : least);
+}
+
+void ft_graph_tile_range(uint32_t units, uint32_t tiles, uint32_t t, uint32_t *begin, uint32_t *end)
+{
+    uint64_t blocks = ft_div_up(units, 8);
+    *begin = (uint32_t)(blocks * t / tiles) * 8;
+    *end = FT_MIN((uint32_t)(blocks * (t + 1) / tiles) * 8, units);
 }
 
 /* `units` of the op's axis, cut into tiles whose borders are multiples of `grain`. unit_cost is the time of a

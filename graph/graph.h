@@ -89,5 +89,12 @@ uint32_t ft_graph_reserved_count(const struct ft_model *model, uint32_t rows, ui
 /* Number of tiles of `units` units (of `unit_bytes` each) under a tiling. */
 uint32_t ft_graph_tile_count(uint64_t units, uint64_t unit_bytes, uint32_t tiles_max,
                              uint32_t tile_bytes_min);
+/* How a plan cuts for this many workers. */
+struct ft_tiling ft_graph_tiling_of(uint32_t workers);
+/* Into how many tiles an expert on the CPU is cut, whose layer computes `experts` of them there. */
+void ft_graph_expert_tiles(const struct ft_tiling *tiling, const struct ft_expert_layout *layout,
+                           uint32_t experts, bool is_last, uint32_t *ups, uint32_t *downs);
+/* Tile t of `tiles` of `units` outputs: [*begin, *end), 8-aligned. */
+void ft_graph_tile_range(uint32_t units, uint32_t tiles, uint32_t t, uint32_t *begin, uint32_t *end);
 
 #endif

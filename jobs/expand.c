@@ -179,35 +179,17 @@ static struct ft_dynamic *add(struct filler *f, enum ft_op op, enum ft_lane lane
 static void add_tiles(struct filler *f, enum ft_op op, uint32_t active, uint32_t units, uint32_t tiles,
                       int32_t in_degree, uint32_t succ_begin, uint32_t succ_count, uint64_t bytes)
 {
-    uint32_t blocks = (uint32_t)ft_div_up(units, 8);
     bool last = op == FT_OP_EXPERT_DOWN;
     for (uint32_t t = 0; t < tiles; t++) {
         struct ft_dynamic *d = add(f, op, FT_LANE_CPU, in_degree);
         d->active = active;
-        d->begin = (uint32_t)((uint64_t)blocks * t / tiles) * 8;
-        d->end = FT_MIN((uint32_t)((uint64_t)blocks * (t + 1) / tiles) * 8, units);
+        ft_graph_tile_range(units, tiles, t, &d->begin, &d->end);
         d->succ_begin = succ_begin;
         d->succ_count = succ_count;
         d->bytes = bytes * (d->end - d->begin) / units;
         d->to_combine = last;
         f->releases += last;
     }
-}
-
-/*
- * How the layer's experts on the CPU are cut, in shares of H = tiles_max / 2, about the workers: 5 H / 2
- * tiles of up projections, 4 H of down projections, H more for the last expert. Up tiles come first (the lane
- * takes what was pushed after the router before what workers made ready), so they may be large: whoever finds
- * none left has down tiles of earlier experts to do while the last up tiles end. The layer ends with down
- * tiles, so those are small, and those of the last expert smaller. Together at most 7.5 H + 2 experts: see
- * ft_graph_reserved_count.
- */
-static uint32_t tiles_of(const struct filler *f, uint32_t units, uint64_t bytes, uint32_t share, bool halves)
-{
-    const struct ft_tiling *tiling = &f->step->plan->tiling;
-    uint64_t blocks = ft_div_up(units, 8);
-    return ft_graph_tile_count(blocks, ft_div_up(bytes, blocks), FT_MAX(share, 1u),
-                               halves ? FT_MAX(tiling->tile_bytes_min / 2, 1u) : tiling->tile_bytes_min);
 }
 
 /* Up tiles, join, down tiles of one expert. Ready up tiles go to todo. */
@@ -217,11 +199,8 @@ static uint32_t add_cpu_expert(struct filler *f, uint32_t active, uint32_t cpu_e
     const struct ft_expert_layout *layout = f->layout;
     struct ft_step *step = f->step;
     uint64_t up_bytes = (uint64_t)layout->bytes * 2 / 3, down_bytes = layout->bytes - up_bytes;
-    uint32_t half = step->plan->tiling.tiles_max / 2;
-    uint32_t up_share = (uint32_t)ft_div_up(5ull * half / 2, cpu_experts),
-             down_share = (uint32_t)ft_div_up(4ull * half, cpu_experts) + (is_last ? half : 0);
-    uint32_t ups = tiles_of(f, layout->width, up_bytes, up_share, false);
-    uint32_t downs = tiles_of(f, layout->hidden, down_bytes, down_share, is_last);
+    uint32_t ups, downs;
+    ft_graph_expert_tiles(&step->plan->tiling, layout, cpu_experts, is_last, &ups, &downs);
     uint32_t first = step->dynamic_count, join = first + ups, down = join + (ups > 1);
     add_tiles(f, FT_OP_EXPERT_UP, active, layout->width, ups, 0, ups > 1 ? join : down, ups > 1 ? 1 : downs,
               up_bytes);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The cases of the kernel benchmark: how a bank is cut for an op, what one unit of it computes, how far off
  * it is. */
+#include "graph/graph.h"
 #include "kernels_cpu/bench_internal.h"
 #include "kernels_cpu/kernels_internal.h"
 
@@ -8,8 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TILE_ROWS 128   /* output rows per call, as the engine cuts matrices */
-#define BLOCK 128       /* fp8_block */
+#define TILE_ROWS 128 /* output rows per call of a dense matrix */
+#define EXPERTS 10 /* of a layer on the CPU: experts are cut as a decode step on all threads cuts so many */
+#define BLOCK 128  /* fp8_block */
 #define MATRIX_ROWS 512 /* of one dense matrix */
 #define STREAMS 4       /* of the mixers; their low rank: */
 #define LOWRANK 320
@@ -159,6 +161,10 @@ static int size_unit(struct ft_bench_case *c, struct ft_error *err)
         c->unit_bytes = c->layout.bytes;
         c->unit_stride = c->layout.stride;
         c->unit_macs = 3.0 * c->hidden * c->width;
+        if (status == FT_OK) {
+            struct ft_tiling tiling = ft_graph_tiling_of(c->threads);
+            ft_graph_expert_tiles(&tiling, &c->layout, EXPERTS, false, &c->ups, &c->downs);
+        }
         return status;
     }
     case FT_BENCH_MATMUL:
@@ -232,12 +238,16 @@ static void run_expert(const struct ft_bench_case *c, const struct ft_kernels *k
 {
     struct ft_expert expert;
     float *y = h + (size_t)FT_BENCH_ROWS_MAX * c->width;
+    uint32_t begin, end;
     ft_expert_view(&c->layout, unit_at(c, unit), &expert);
-    for (uint32_t i = 0; i < c->width; i += TILE_ROWS)
-        k->expert_up(&expert, i, FT_MIN(i + TILE_ROWS, c->width), rows_of(c, c->x, c->hidden), h, c->width);
-    for (uint32_t o = 0; o < c->hidden; o += TILE_ROWS)
-        k->expert_down(&expert, o, FT_MIN(o + TILE_ROWS, c->hidden), rows_of(c, h, c->width), NULL, y,
-                       c->hidden);
+    for (uint32_t t = 0; t < c->ups; t++) {
+        ft_graph_tile_range(c->width, c->ups, t, &begin, &end);
+        k->expert_up(&expert, begin, end, rows_of(c, c->x, c->hidden), h, c->width);
+    }
+    for (uint32_t t = 0; t < c->downs; t++) {
+        ft_graph_tile_range(c->hidden, c->downs, t, &begin, &end);
+        k->expert_down(&expert, begin, end, rows_of(c, h, c->width), NULL, y, c->hidden);
+    }
 }
 
 static void run_matmul(const struct ft_bench_case *c, const struct ft_kernels *k, uint32_t unit, float *y)

@@ -78,15 +78,16 @@ struct ft_bench_case {
     enum ft_format format;
     const struct ft_kernels *kernels;
     const struct ft_bench_bank *bank;
-    uint32_t hidden, width, rows;
+    uint32_t hidden, width, rows, threads;
     /* The bank is cut into units; each is read once per pass. */
     uint64_t unit_stride, unit_bytes; /* apart; read (and written) by the op */
     double unit_macs;                 /* multiply-adds for one row */
     uint32_t unit_count;
     uint32_t *order; /* [unit_count] a random order, as experts come */
     struct ft_expert_layout layout;
-    const float *x; /* [FT_BENCH_ROWS_MAX, x_width] */
-    float *scratch; /* [threads, scratch_stride] */
+    uint32_t ups, downs; /* tiles of an expert */
+    const float *x;      /* [FT_BENCH_ROWS_MAX, x_width] */
+    float *scratch;      /* [threads, scratch_stride] */
     size_t scratch_stride;
     uint32_t pass_units; /* units of one pass */
 };

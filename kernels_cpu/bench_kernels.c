@@ -67,6 +67,7 @@ static struct ft_bench_case case_of(const struct bench *b, enum ft_bench_op op, 
                                   .hidden = b->options->hidden,
                                   .width = b->options->width,
                                   .rows = 1,
+                                  .threads = b->options->threads,
                                   .x = b->x,
                                   .scratch = b->scratch,
                                   .scratch_stride = b->scratch_stride};

@@ -41,7 +41,7 @@ struct ft_bench_kernels_options {
 
 /* op: what a pass does, and with how many rows it is measured */
 #define FT_BENCH_OPS(X)                                                                                      \
-    X(EXPERT, "expert")       /* gate, up and down of whole experts */                                       \
+    X(EXPERT, "expert")       /* gate, up and down of whole experts, in tiles as a decode step has them */   \
     X(MATMUL, "matmul")       /* dense matrices */                                                           \
     X(MIX_UP, "mix_up")       /* hyper-connection mixers */                                                  \
     X(ATTENTION, "attention") /* one query over 1024 tokens of keys and values */                            \

@@ -13,7 +13,6 @@
 #define SNAPSHOT_BYTES_DEFAULT (UINT64_C(64) << 20)
 #define HOST_SLOT_DIVISOR 4u
 #define SERVICE_CORES_FROM 8u
-#define TILE_BYTES_MIN 65536u
 #define CHUNK_ROWS_SMALLEST 8u
 #define SMALLEST_ROUNDS 64u
 
@@ -108,8 +107,7 @@ static int choose_gpus(struct ft_plan_draft *draft, struct ft_error *err)
 static void choose_lanes(struct ft_plan *plan)
 {
     bool device = plan->device != FT_DEVICE_NONE;
-    plan->tiling.tiles_max = plan->workers > 1 ? 2 * plan->workers : 1;
-    plan->tiling.tile_bytes_min = TILE_BYTES_MIN;
+    plan->tiling = ft_graph_tiling_of(plan->workers);
     for (uint32_t op = 0; op < FT_OP_COUNT; op++) {
         enum ft_lane lane = device ? FT_LANE_DEVICE : FT_LANE_CPU;
         enum ft_reason reason = device ? FT_REASON_FIXED_LANE : FT_REASON_NO_DEVICE;

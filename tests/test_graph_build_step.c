@@ -201,6 +201,40 @@ TEST(slices_have_the_jobs_of_the_whole_step_between_them)
         }
 }
 
+/* Experts are cut by how many there are for the workers; whatever they are cut into, tiles cover them once and fit into the
+ * range that is reserved for a layer. */
+TEST(experts_are_cut_for_the_workers_and_covered_once)
+{
+    struct ft_expert_layout layout;
+    struct ft_error err;
+    struct ft_model m = {.topk = 10, .expert_count = 512};
+    uint32_t ups, downs, last_ups, last_downs;
+    CHECK_OK(
+        ft_expert_layout_init(&layout, FT_FORMAT_NVFP4, 2560, 640, 0, 0, false, FT_ACTIVATION_SILU, 0, &err),
+        &err);
+    struct ft_tiling two = ft_graph_tiling_of(2), many = ft_graph_tiling_of(14), one = ft_graph_tiling_of(1);
+    ft_graph_expert_tiles(&two, &layout, 10, false, &ups, &downs);
+    CHECK(ups == 1 && downs == 1);
+    ft_graph_expert_tiles(&one, &layout, 1, true, &ups, &downs);
+    CHECK(ups == 1 && downs == 1);
+    ft_graph_expert_tiles(&many, &layout, 7, false, &ups, &downs);
+    CHECK(ups == 5 && downs == 8);
+    ft_graph_expert_tiles(&many, &layout, 7, true, &last_ups, &last_downs);
+    CHECK(last_ups == ups && last_downs > downs); /* what a layer ends with is small */
+    for (uint32_t experts = 1; experts <= 10; experts++) {
+        ft_graph_expert_tiles(&many, &layout, experts, false, &ups, &downs);
+        ft_graph_expert_tiles(&many, &layout, experts, true, &last_ups, &last_downs);
+        uint32_t jobs = (experts - 1) * (ups + downs + 1) + last_ups + last_downs + 1;
+        CHECK(jobs <= ft_graph_reserved_count(&m, 1, many.tiles_max));
+        uint32_t begin, end = 0;
+        for (uint32_t t = 0, at = 0; t < downs; t++, at = end) {
+            ft_graph_tile_range(layout.hidden, downs, t, &begin, &end);
+            CHECK(begin == at && end > begin && begin % 8 == 0);
+        }
+        CHECK_EQ(end, layout.hidden);
+    }
+}
+
 TEST(a_cycle_is_found)
 {
     struct ft_model m;
@@ -217,4 +251,5 @@ TEST(a_cycle_is_found)
 
 TEST_MAIN(RUN(every_shape_gives_a_sound_graph) RUN(tiles_of_an_op_cover_its_axis_exactly_once)
               RUN(ple_reads_start_at_once_and_experts_have_reserved_ids) RUN(impossible_shapes_are_refused)
-                  RUN(slices_have_the_jobs_of_the_whole_step_between_them) RUN(a_cycle_is_found))
+                  RUN(slices_have_the_jobs_of_the_whole_step_between_them)
+                      RUN(experts_are_cut_for_the_workers_and_covered_once) RUN(a_cycle_is_found))

@@ -212,6 +212,32 @@ static bool table_is_there(const struct ft_bench_ple_options *options, uint64_t 
     return good;
 }
 
+/* A file without a name in the table's folder, where the file system has such: whoever is killed while it writes leaves
+ * nothing. Otherwise the table by its name. -1: errno. A file that is not ours is never overwritten. */
+static int create_table(const char *path, bool *nameless)
+{
+    char folder[4096];
+    const char *slash = strrchr(path, '/');
+    int length = slash ? (int)(slash - path) + 1 : 0;
+    snprintf(folder, sizeof folder, "%.*s", length, path);
+    *nameless = true;
+    int fd =
+        access(path, F_OK) == 0 ? -1 : open(length ? folder : ".", O_WRONLY | O_TMPFILE | O_CLOEXEC, 0644);
+    if (fd >= 0)
+        return fd;
+    *nameless = false;
+    return open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+}
+
+static int name_table(const char *path, int fd, struct ft_error *err)
+{
+    char link[64];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    if (linkat(AT_FDCWD, link, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0)
+        return FT_OK;
+    return ft_error_set(err, FT_IO, "%s: the table cannot be given its name: %s", path, strerror(errno));
+}
+
 static int make_table(const struct ft_bench_ple_options *options, uint64_t row_count, bool *made,
                       struct ft_error *err)
 {
@@ -222,11 +248,14 @@ static int make_table(const struct ft_bench_ple_options *options, uint64_t row_c
     int status = FT_OK;
     if (!table_is_there(options, row_count, buffer)) {
         status = check_space(options->path, row_count * options->row_bytes, err);
-        /* a file that is not ours is never overwritten */
-        int fd = status ? -1 : open(options->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+        bool nameless;
+        int fd = status ? -1 : create_table(options->path, &nameless);
         if (fd >= 0) {
-            *made = true;
+            *made = !nameless;
             status = write_rows(fd, options, row_count, buffer, err);
+            if (status == FT_OK && nameless)
+                status = name_table(options->path, fd, err);
+            *made |= status == FT_OK;
             close(fd);
         } else if (status == FT_OK) {
             status =
@@ -260,6 +289,8 @@ static int verify_step(const struct ft_bench_ple_options *options, const struct 
     return FT_OK;
 }
 
+#define STEPS_BETWEEN_LOOKS 16u /* of whether the caller still wants this */
+
 static int run_steps(const struct ft_bench_ple_options *options, struct ft_row_reader *reader,
                      struct ft_row_want *wants, unsigned char *wanted, double *latencies,
                      struct ft_bench_ple *result, struct ft_error *err)
@@ -269,6 +300,9 @@ static int run_steps(const struct ft_bench_ple_options *options, struct ft_row_r
     for (uint32_t step = 0; step < options->steps; step++) {
         for (uint32_t i = 0; i < options->rows_per_step; i++)
             wants[i].row = mix_next(&state) % result->row_count;
+        if (options->progress && step % STEPS_BETWEEN_LOOKS == 0 &&
+            !options->progress(options->progress_context, options->file_bytes, options->file_bytes))
+            return ft_error_set(err, FT_CANCELLED, "%s: reading was cancelled", options->path);
         double begin = now_s();
         int status = ft_row_reader_submit(reader, wants, options->rows_per_step, err);
         if (status == FT_OK)

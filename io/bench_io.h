@@ -36,7 +36,7 @@ struct ft_bench_ple_options {
     enum ft_io_backend backend;
     bool keep; /* leave the file for the next time */
     bool (*progress)(void *context, uint64_t done_bytes,
-                     uint64_t total_bytes); /* while writing; false = cancel */
+                     uint64_t total_bytes); /* while writing, then now and then; false = cancel */
     void *progress_context;
 };
 

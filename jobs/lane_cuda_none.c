@@ -10,10 +10,10 @@ int ft_lane_cuda_find(uint32_t gpu, struct ft_gpu_info *info, struct ft_error *e
 {
     (void)gpu;
     memset(info, 0, sizeof *info);
-    return ft_error_set(
-        err, FT_UNSUPPORTED,
-        "this build has no CUDA lane (no CUDA toolkit was found when it was made): use --device host or "
-        "--device none");
+    return ft_error_set(err, FT_UNSUPPORTED,
+                        "this build has no CUDA lane (it was made without a CUDA toolkit): use --device host "
+                        "or --device none; "
+                        "ft plan needs no GPU where --vram says how large it is");
 }
 
 int ft_lane_cuda_open(struct ft_lane_cuda **out, uint32_t gpu, struct ft_error *err)

@@ -149,7 +149,7 @@ static struct ft_matrix matrix_at(const struct ft_bench_case *c, uint32_t unit)
     return m;
 }
 
-static int size_unit(struct ft_bench_case *c, struct ft_error *err)
+int ft_bench_case_size(struct ft_bench_case *c, struct ft_error *err)
 {
     uint64_t data = 0, scale = 0;
     uint16_t block = c->format == FT_FORMAT_FP8_BLOCK ? BLOCK : 0;
@@ -195,7 +195,7 @@ static int size_unit(struct ft_bench_case *c, struct ft_error *err)
 
 int ft_bench_case_prepare(struct ft_bench_case *c, uint64_t seed, struct ft_error *err)
 {
-    int status = size_unit(c, err);
+    int status = ft_bench_case_size(c, err);
     if (status != FT_OK)
         return status;
     c->unit_count = (uint32_t)FT_MIN(c->bank->bytes / c->unit_stride, 1u << 24);

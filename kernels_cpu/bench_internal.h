@@ -97,6 +97,8 @@ void ft_bench_case_get(uint32_t index, enum ft_bench_op *op, enum ft_format *for
 bool ft_bench_op_has_rows(enum ft_bench_op op); /* whether more rows share one read of the weights */
 uint64_t ft_bench_case_x_count(const struct ft_bench_kernels_options *options);
 uint64_t ft_bench_case_scratch_count(const struct ft_bench_kernels_options *options); /* per thread */
+/* Sizes of the case alone; FT_UNSUPPORTED when the format cannot have them. */
+int ft_bench_case_size(struct ft_bench_case *c, struct ft_error *err);
 /* Sizes of the case and data in the bank. */
 int ft_bench_case_prepare(struct ft_bench_case *c, uint64_t seed, struct ft_error *err);
 /* A ft_bench_crew_run work: this thread's share of a pass. */

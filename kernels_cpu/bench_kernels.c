@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels_cpu/bench_internal.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -157,6 +158,11 @@ struct results {
     uint32_t capacity, *count;
 };
 
+static int cannot_tell(struct ft_error *err)
+{
+    return ft_error_set(err, FT_SYSTEM, "bench kernels: the results cannot be written: %s", strerror(errno));
+}
+
 /* All row counts of one (op, format, ISA). */
 static int measure_rows(const struct bench *b, struct ft_bench_case *c, const struct results *out,
                         struct ft_error *err)
@@ -175,8 +181,8 @@ static int measure_rows(const struct bench *b, struct ft_bench_case *c, const st
         one = i == 0 ? unit_s : one;
         result->times_one_row = unit_s / one;
         ++*out->count;
-        if (b->options->tell)
-            b->options->tell(b->options->tell_context, result);
+        if (b->options->tell && !b->options->tell(b->options->tell_context, result))
+            return cannot_tell(err);
     }
     return FT_OK;
 }
@@ -227,6 +233,31 @@ static bool wants_any(const struct ft_bench_kernels_options *options)
     return false;
 }
 
+/* ISAs that are asked for by name are there. */
+static int check_isas(const struct ft_bench_kernels_options *options, struct ft_error *err)
+{
+    for (enum ft_isa isa = 0; isa < FT_ISA_COUNT; isa++)
+        if (options->isa && is_wanted(options->isa, ft_isa_name(isa)) && !ft_isa_is_available(isa))
+            return ft_error_set(err, FT_UNSUPPORTED, "this core has no %s: leave it out", ft_isa_name(isa));
+    return FT_OK;
+}
+
+static int check_sizes(const struct ft_bench_kernels_options *options, struct ft_error *err)
+{
+    int status = FT_OK;
+    for (uint32_t i = 0; i < ft_bench_case_count() && status == FT_OK; i++) {
+        enum ft_bench_op op;
+        enum ft_format format;
+        struct bench b = {.options = options};
+        ft_bench_case_get(i, &op, &format);
+        struct ft_bench_case c = case_of(&b, op, format);
+        if (is_wanted(options->op, ft_bench_op_name(op)) &&
+            is_wanted(options->format, ft_format_name(format)))
+            status = ft_bench_case_size(&c, err);
+    }
+    return status;
+}
+
 int ft_bench_kernels_check(const struct ft_bench_kernels_options *options, struct ft_error *err)
 {
     int status = check_filter(options->op, "op", op_name, err);
@@ -234,11 +265,13 @@ int ft_bench_kernels_check(const struct ft_bench_kernels_options *options, struc
         status = check_filter(options->format, "format", format_name, err);
     if (status == FT_OK)
         status = check_filter(options->isa, "ISA", isa_name, err);
+    if (status == FT_OK)
+        status = check_isas(options, err);
     if (status == FT_OK && !wants_any(options))
         return ft_error_set(err, FT_USAGE, "this core has no kernel of op %s, format %s, ISA %s",
                             options->op ? options->op : "any", options->format ? options->format : "any",
                             options->isa ? options->isa : "any");
-    return status;
+    return status == FT_OK ? check_sizes(options, err) : status;
 }
 
 int ft_bench_kernels_run(const struct ft_bench_kernels_options *options, struct ft_bench_roof *roof,
@@ -255,8 +288,8 @@ int ft_bench_kernels_run(const struct ft_bench_kernels_options *options, struct 
         return status;
     status = ft_bench_roof(b.crew, options, &b.bank, roof, err);
     b.roof = roof;
-    if (status == FT_OK && options->tell_roof)
-        options->tell_roof(options->tell_context, roof);
+    if (status == FT_OK && options->tell_roof && !options->tell_roof(options->tell_context, roof))
+        status = cannot_tell(err);
     for (uint32_t i = 0; i < ft_bench_case_count() && status == FT_OK; i++)
         status = measure_case(&b, i, &out, err);
     bench_fini(&b);

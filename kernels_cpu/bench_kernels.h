@@ -30,10 +30,11 @@ struct ft_bench_kernels_options {
     bool reference;                /* measure the references too (slow) */
     const char *isa, *op, *format; /* only these, by name, with commas between them; NULL = all */
     uint32_t rows;                 /* only this number of rows (and 1, to compare with); 0 = all */
-    /* Called with each result as soon as it is there; NULL = not wanted. */
-    void (*tell)(void *context, const struct ft_bench_kernels_result *result);
+    /* Called with each result as soon as it is there; NULL = not wanted. False: errno says why nobody hears it, and the
+     * measurement ends. */
+    bool (*tell)(void *context, const struct ft_bench_kernels_result *result);
     /* Called once before them; NULL = not wanted. */
-    void (*tell_roof)(void *context, const struct ft_bench_roof *roof);
+    bool (*tell_roof)(void *context, const struct ft_bench_roof *roof);
     void *tell_context;
     void (*pin)(void *context, uint32_t worker); /* called first in each thread; NULL = threads float */
     void *pin_context;
@@ -98,7 +99,8 @@ struct ft_bench_region {
 int ft_bench_read_ceiling(const struct ft_bench_kernels_options *options,
                           const struct ft_bench_region *regions, uint32_t region_count, double *gbs,
                           struct ft_error *err);
-/* The names of the options, before anything is measured. FT_USAGE: one that nobody has, or nothing matches. */
+/* The names and sizes of the options, before anything is measured. FT_USAGE: a name that nobody has, or nothing matches;
+ * FT_UNSUPPORTED: an ISA that this core lacks, a size that a format cannot have. */
 int ft_bench_kernels_check(const struct ft_bench_kernels_options *options, struct ft_error *err);
 /* The roof, then every (op, format, ISA, rows) in the same bank. FT_LIMIT when the results do not fit into `capacity`;
  * FT_USAGE as ft_bench_kernels_check. */

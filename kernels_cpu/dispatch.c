@@ -124,9 +124,12 @@ static bool is_amd(void)
 int ft_kernels_init(struct ft_kernels *kernels, const char *wanted, struct ft_error *err)
 {
     ft_read_once_hint = is_amd();
-    char have[128] = "";
+    char have[128] = "", all[128] = "";
+    bool known = false;
     enum ft_isa best = FT_ISA_REF;
     for (enum ft_isa isa = 0; isa < FT_ISA_COUNT; isa++) {
+        strcat(strcat(all, all[0] ? ", " : ""), names[isa]);
+        known |= wanted && strcmp(wanted, names[isa]) == 0;
         if (!ft_isa_is_available(isa))
             continue;
         /* Tiles win from about five rows on; a single row of packed weights takes twice as long on them, and
@@ -139,6 +142,8 @@ int ft_kernels_init(struct ft_kernels *kernels, const char *wanted, struct ft_er
             return FT_OK;
         }
     }
+    if (wanted && wanted[0] && !known)
+        return ft_error_set(err, FT_USAGE, "no CPU kernels are called \"%s\": they are %s", wanted, all);
     if (wanted && wanted[0])
         return ft_error_set(err, FT_UNSUPPORTED,
                             "CPU kernels \"%s\" cannot run here: this core has %s; leave the choice "

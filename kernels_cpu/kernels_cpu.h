@@ -134,7 +134,7 @@ struct ft_kernels {
 };
 
 /* Picks the fastest version with f32 accuracy that this core has, or `wanted` (a name of ft_isa_name; NULL or "" =
- * automatic). FT_UNSUPPORTED names the ISA and what the core has. */
+ * automatic). FT_UNSUPPORTED names the ISA and what the core has; FT_USAGE: nobody has that name. */
 int ft_kernels_init(struct ft_kernels *kernels, const char *wanted, struct ft_error *err);
 const char *ft_isa_name(enum ft_isa isa);
 bool ft_isa_is_available(enum ft_isa isa);

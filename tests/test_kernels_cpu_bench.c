@@ -3,6 +3,8 @@
 #include "kernels_cpu/bench_kernels.h"
 #include "tests/test.h"
 
+#include <errno.h>
+
 #define RESULTS 1024
 
 static void print_table(const struct ft_bench_kernels_result *results, uint32_t count,
@@ -56,6 +58,7 @@ TEST(small_bank_gives_a_result_for_every_format_and_isa)
     options.hidden = 100;
     CHECK_FAILS(ft_bench_kernels_run(&options, &roof, results, 2, &count, &err), FT_UNSUPPORTED, "nvfp4",
                 &err);
+    options.hidden = small.hidden;
     options.bank_bytes = UINT64_MAX / 4;
     CHECK_FAILS(ft_bench_kernels_run(&options, &roof, results, 2, &count, &err), FT_MEMORY, "bank", &err);
 }
@@ -98,6 +101,34 @@ TEST(filters_choose_and_isas_come_from_the_dispatch_table)
     free(results);
 }
 
+static bool tell_two(void *context, const struct ft_bench_kernels_result *result)
+{
+    (void)result;
+    errno = EPIPE;
+    return ++*(int *)context < 2;
+}
+
+TEST(a_measurement_ends_when_nobody_hears_it)
+{
+    struct ft_bench_kernels_options options = small;
+    struct ft_bench_kernels_result *results = calloc(RESULTS, sizeof *results);
+    struct ft_bench_roof roof;
+    struct ft_error err;
+    uint32_t count;
+    int told = 0;
+    options.tell = tell_two;
+    options.tell_context = &told;
+    CHECK_FAILS(ft_bench_kernels_run(&options, &roof, results, RESULTS, &count, &err), FT_SYSTEM,
+                "cannot be written", &err);
+    CHECK_EQ(told, 2);
+    for (enum ft_isa isa = 0; isa < FT_ISA_COUNT; isa++) {
+        options.isa = ft_isa_name(isa);
+        if (!ft_isa_is_available(isa))
+            CHECK_FAILS(ft_bench_kernels_check(&options, &err), FT_UNSUPPORTED, "this core has no", &err);
+    }
+    free(results);
+}
+
 TEST(the_ceiling_of_given_memory_is_measured_there_unless_it_is_small)
 {
     static uint8_t first[2 << 20], second[3 << 20];
@@ -135,6 +166,7 @@ int main(int argc, char **argv)
     } else {
         RUN(small_bank_gives_a_result_for_every_format_and_isa)
         RUN(filters_choose_and_isas_come_from_the_dispatch_table)
+        RUN(a_measurement_ends_when_nobody_hears_it)
         RUN(the_ceiling_of_given_memory_is_measured_there_unless_it_is_small)
         RUN(pages_are_measured_in_turn)
     }

@@ -36,7 +36,8 @@ static const struct ft_option table[] = {
      FT_OPTION_STRING, FIELD(isa), 0, 0},
     {"op", "NAME", "only these ops", "all", FT_OPTION_STRING, FIELD(op), 0, 0},
     {"format", "NAME", "only these formats", "all", FT_OPTION_STRING, FIELD(format), 0, 0},
-    {"rows", "N", "only 1 row and this many: 2, 4, 8, 16, 32, 64", "all", FT_OPTION_U32, FIELD(rows), 1, 64},
+    {"rows", "N", "only 1 row and this many: 1, 2, 4, 8, 16, 32, 64", "all", FT_OPTION_U32, FIELD(rows), 1,
+     64},
     {"reference", NULL, "measure the readable references too (slow)", NULL, FT_OPTION_FLAG, FIELD(reference),
      0, 0},
     {"json", NULL, "report as JSON", NULL, FT_OPTION_FLAG, FIELD(json), 0, 0},
@@ -128,7 +129,7 @@ static void print_pages(const struct ft_bench_pages_result *pages)
         pages->hugetlb ? "yes" : "none");
 }
 
-static void print_roof(void *context, const struct ft_bench_roof *roof)
+static bool print_roof(void *context, const struct ft_bench_roof *roof)
 {
     (void)context;
     printf("read sweep");
@@ -143,17 +144,17 @@ static void print_roof(void *context, const struct ft_bench_roof *roof)
     printf("  GFLOP/s\n");
     printf("%-12s %-10s %-15s %5s %8s %8s %9s %7s %8s %10s\n", "op", "format", "isa", "rows", "GB/s",
            "ceiling", "GFLOP/s", "peak", "x 1 row", "max error");
-    fflush(stdout);
+    return fflush(stdout) == 0;
 }
 
 /* Lines come as they are measured: who stops early has them. */
-static void print_result(void *context, const struct ft_bench_kernels_result *r)
+static bool print_result(void *context, const struct ft_bench_kernels_result *r)
 {
     (void)context;
     printf("%-12s %-10s %-15s %5u %8.2f %7.0f%% %9.1f %6.0f%% %8.2f %10.1e\n", ft_bench_op_name(r->op),
            ft_format_name(r->format), ft_isa_name(r->isa), r->rows, r->gbs, 100 * r->ceiling_fraction,
            r->gflops, 100 * r->peak_fraction, r->times_one_row, r->max_error);
-    fflush(stdout);
+    return fflush(stdout) == 0;
 }
 
 static void pin_worker(void *context, uint32_t worker)
@@ -192,6 +193,24 @@ static uint64_t default_bank(const struct ft_topology *topology)
     return FT_MIN(FT_MAX(wanted, BANK_BYTES_MIN), BANK_BYTES_MAX);
 }
 
+/* Options that would mean nothing beside --step. */
+static int check_step(const struct options *options, struct ft_error *err)
+{
+    const char *other = options->op          ? "--op"
+                        : options->rows      ? "--rows"
+                        : options->reference ? "--reference"
+                                             : NULL;
+    if (other)
+        return ft_error_set(err, FT_USAGE, "%s means nothing with --step, which measures a whole decode step",
+                            other);
+    if (options->format && !options->step_options.shape)
+        return ft_error_set(err, FT_USAGE,
+                            "--format is for --shape: a model has its experts in their own format");
+    if (options->step_options.model && options->step_options.shape)
+        return ft_error_set(err, FT_USAGE, "--model and --shape: name one of them");
+    return FT_OK;
+}
+
 static int measure(const struct options *options, struct report *report, struct ft_error *err)
 {
     struct ft_topology topology;
@@ -210,8 +229,8 @@ static int measure(const struct options *options, struct report *report, struct 
                                              .pin_context = &topology};
     uint32_t rows = options->rows; /* of those that are measured: powers of two up to 64 */
     if (rows & (rows - 1))
-        return ft_error_set(err, FT_USAGE, "--rows %u: wanted 2, 4, 8, 16, 32 or 64", rows);
-    int status = options->step ? FT_OK : ft_bench_kernels_check(&bench, err);
+        return ft_error_set(err, FT_USAGE, "--rows %u: wanted 1, 2, 4, 8, 16, 32 or 64", rows);
+    int status = options->step ? check_step(options, err) : ft_bench_kernels_check(&bench, err);
     if (status == FT_OK)
         status = ft_topology_open(&topology, NULL, err);
     if (status != FT_OK)

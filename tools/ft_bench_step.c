@@ -483,10 +483,11 @@ static void print_text(const struct report *report)
                : "");
     printf(
         "step     %.3f ms with %u workers (sum of the ops' lower quartiles over %u steps; as measured, lower "
-        "quartile: %.3f ms)\n",
-        typical->step_ns / 1e6, report->workers, report->steps, report->measured_ns / 1e6);
-    printf("bytes    %.1f MB of experts, %.1f MB else = %.3f ms at a plain read of the same memory (%.2f and "
-           "%.2f "
+        "quartile: %.3f ms%s)\n",
+        typical->step_ns / 1e6, report->workers, report->steps, report->measured_ns / 1e6,
+        report->factor[GROUP_LINEAR] > 1 || report->factor[GROUP_SOFTMAX] > 1 ? ", one layer of each kind"
+                                                                              : "");
+    printf("bytes    %.1f MB of experts, %.1f MB else = %.3f ms at a plain read (%.2f and %.2f "
            "GB/s): the step takes %.2f x that\n",
            report->bytes[PART_EXPERTS] / 1e6, report->bytes[PART_DENSE] / 1e6, report->ceiling_ns / 1e6,
            report->ceiling_gbs[PART_EXPERTS], report->ceiling_gbs[PART_DENSE],

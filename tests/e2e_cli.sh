@@ -232,8 +232,8 @@ bad_input() {
     refuse 2 'did you mean --temperature?' "$ft" run --temprature 1 hi
     refuse 2 'did you mean run' "$ft" runn
     refuse 2 'none of' "$ft" run --strategy fast hi
-    refuse 1 'sse9' "$ft" run --quiet --model "$tiny" --isa sse9 hi
-    refuse 1 'sse9' env FT_ISA=sse9 "$ft" run --quiet --model "$tiny" hi
+    refuse 2 'sse9' "$ft" run --quiet --model "$tiny" --isa sse9 hi
+    refuse 2 'sse9' env FT_ISA=sse9 "$ft" run --quiet --model "$tiny" hi
     refuse 2 'needs a value' "$ft" run --model
     refuse 2 'give one of them' "$ft" run --quiet --model "$tiny" --strategy offload --moe-cache-size 40 --moe-cache-rate 0.5 hi
     refuse 2 'no device' "$ft" run --quiet --model "$tiny" --strategy cpu --moe-cache-size 40 hi

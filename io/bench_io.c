@@ -216,13 +216,15 @@ static bool table_is_there(const struct ft_bench_ple_options *options, uint64_t 
  * nothing. Otherwise the table by its name. -1: errno. A file that is not ours is never overwritten. */
 static int create_table(const char *path, bool *nameless)
 {
-    char folder[4096];
+    char folder[4096] = ".";
     const char *slash = strrchr(path, '/');
-    int length = slash ? (int)(slash - path) + 1 : 0;
-    snprintf(folder, sizeof folder, "%.*s", length, path);
-    *nameless = true;
-    int fd =
-        access(path, F_OK) == 0 ? -1 : open(length ? folder : ".", O_WRONLY | O_TMPFILE | O_CLOEXEC, 0644);
+    size_t length = slash ? (size_t)(slash - path) + 1 : 0;
+    if (slash && length < sizeof folder) {
+        memcpy(folder, path, length);
+        folder[length] = '\0';
+    }
+    *nameless = length < sizeof folder && access(path, F_OK) != 0;
+    int fd = *nameless ? open(folder, O_WRONLY | O_TMPFILE | O_CLOEXEC, 0644) : -1;
     if (fd >= 0)
         return fd;
     *nameless = false;

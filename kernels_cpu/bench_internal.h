@@ -61,10 +61,6 @@ struct ft_roof {
 };
 extern const struct ft_roof ft_roof_avx2, ft_roof_avx512;
 
-/* The sweep alone, over all regions; peaks stay 0. */
-int ft_bench_read_sweep(struct ft_bench_crew *crew, const struct ft_bench_kernels_options *options,
-                        const struct ft_bench_region *regions, uint32_t region_count,
-                        struct ft_bench_roof *roof, struct ft_error *err);
 /* The sweep over a bank, which it fills, and the peaks. */
 int ft_bench_roof(struct ft_bench_crew *crew, const struct ft_bench_kernels_options *options,
                   const struct ft_bench_bank *bank, struct ft_bench_roof *roof, struct ft_error *err);

@@ -153,9 +153,10 @@ static const struct ft_roof *widest(void)
     return ft_isa_is_available(FT_ISA_AVX512) ? roof_of(FT_ISA_AVX512) : roof_of(FT_ISA_AVX2);
 }
 
-int ft_bench_read_sweep(struct ft_bench_crew *crew, const struct ft_bench_kernels_options *options,
-                        const struct ft_bench_region *regions, uint32_t region_count,
-                        struct ft_bench_roof *roof, struct ft_error *err)
+/* The sweep alone, over all regions; peaks stay 0. */
+static int read_sweep(struct ft_bench_crew *crew, const struct ft_bench_kernels_options *options,
+                      const struct ft_bench_region *regions, uint32_t region_count,
+                      struct ft_bench_roof *roof, struct ft_error *err)
 {
     struct read_work *work = calloc(1, sizeof *work);
     *roof = (struct ft_bench_roof){0};
@@ -174,7 +175,7 @@ int ft_bench_roof(struct ft_bench_crew *crew, const struct ft_bench_kernels_opti
 {
     struct ft_bench_region region = {bank->data, bank->bytes};
     ft_bench_fill(bank->data, bank->bytes, UINT64_MAX, 1, 0);
-    int status = ft_bench_read_sweep(crew, options, &region, 1, roof, err);
+    int status = read_sweep(crew, options, &region, 1, roof, err);
     return status == FT_OK ? measure_peaks(crew, options, roof, err) : status;
 }
 
@@ -201,8 +202,7 @@ int ft_bench_read_ceiling(const struct ft_bench_kernels_options *options,
         ft_bench_fill(bank.data, bank.bytes, UINT64_MAX, 1, 0);
         own = (struct ft_bench_region){bank.data, bank.bytes};
     }
-    status = ft_bench_read_sweep(crew, options, own.data ? &own : regions, own.data ? 1 : region_count, &roof,
-                                 err);
+    status = read_sweep(crew, options, own.data ? &own : regions, own.data ? 1 : region_count, &roof, err);
     if (own.data)
         ft_bench_bank_close(&bank);
     ft_bench_crew_close(crew);

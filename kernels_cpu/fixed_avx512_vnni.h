@@ -73,16 +73,23 @@ static const struct vf_e4m3_table vf_e4m3 = {
     {E4M3_32(E4M3_LOW, 0), E4M3_32(E4M3_LOW, 32), E4M3_32(E4M3_LOW, 64), E4M3_32(E4M3_LOW, 96)},
     {E4M3_32(E4M3_HIGH, 0), E4M3_32(E4M3_HIGH, 32), E4M3_32(E4M3_HIGH, 64), E4M3_32(E4M3_HIGH, 96)}};
 
+/* Low and high bytes of the bf16 of 64 codes. */
+static inline __attribute__((always_inline)) void vf_e4m3_to_bf16(__m512i codes, __m512i *low, __m512i *high)
+{
+    const __m512i sign = _mm512_set1_epi8((char)0x80); /* the look-up does not read it */
+    *low = _mm512_permutex2var_epi8(vi_load(vf_e4m3.low), codes, vi_load(vf_e4m3.low + 64));
+    *high = _mm512_permutex2var_epi8(vi_load(vf_e4m3.high), codes, vi_load(vf_e4m3.high + 64));
+    *high = _mm512_ternarylogic_epi32(*high, codes, sign, 0xf8); /* high | (codes & sign) */
+}
+
 /* A chunk of 128 values in the order of vf_pack_e4m3. */
 static inline __attribute__((always_inline)) void vf_load_e4m3(const uint8_t *p, vf w[8], vcodes *seen)
 {
-    const __m512i odd = _mm512_set1_epi32((int)0xffff0000u), sign = _mm512_set1_epi8((char)0x80);
+    const __m512i odd = _mm512_set1_epi32((int)0xffff0000u);
     (void)seen; /* NaN is in the table */
     for (int j = 0; j < 8; j += 4) {
-        __m512i codes = vi_load(p + 16 * j); /* the look-up does not read the sign */
-        __m512i low = _mm512_permutex2var_epi8(vi_load(vf_e4m3.low), codes, vi_load(vf_e4m3.low + 64));
-        __m512i high = _mm512_permutex2var_epi8(vi_load(vf_e4m3.high), codes, vi_load(vf_e4m3.high + 64));
-        high = _mm512_ternarylogic_epi32(high, codes, sign, 0xf8); /* high | (codes & sign) */
+        __m512i codes = vi_load(p + 16 * j), low, high;
+        vf_e4m3_to_bf16(codes, &low, &high);
         __m512i a = _mm512_unpacklo_epi8(low, high), b = _mm512_unpackhi_epi8(low, high);
         w[j] = _mm512_castsi512_ps(_mm512_slli_epi32(a, 16));
         w[j + 1] = _mm512_castsi512_ps(_mm512_and_si512(a, odd));

@@ -270,15 +270,14 @@ static void amx_copy(const struct amx_rows *rows, uint32_t at, uint32_t count, _
 static void amx_e4m3(const struct amx_rows *rows, uint32_t at, uint32_t count, amx_block to)
 {
     /* Eights of 32 columns beside those of the next 32: interleaving takes them apart again. */
-    const __m512i eights = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), sign = _mm512_set1_epi8((char)0x80);
+    const __m512i eights = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+    __m512i low, high;
     for (uint32_t r = 0; r < rows->outs; r++)
         for (uint32_t i = 0; i < count; i += 64) {
             const uint8_t *from = rows->data + r * rows->data_stride + at + i;
             __m512i codes = _mm512_maskz_loadu_epi8(vi_first(FT_MIN(count - i, 64u)), from);
             codes = _mm512_permutexvar_epi64(eights, codes);
-            __m512i low = _mm512_permutex2var_epi8(vi_load(vf_e4m3.low), codes, vi_load(vf_e4m3.low + 64));
-            __m512i high = _mm512_permutex2var_epi8(vi_load(vf_e4m3.high), codes, vi_load(vf_e4m3.high + 64));
-            high = _mm512_ternarylogic_epi32(high, codes, sign, 0xf8); /* high | (codes & sign) */
+            vf_e4m3_to_bf16(codes, &low, &high);
             to[i / AMX_STEP][r] = _mm512_unpacklo_epi8(low, high);
             to[i / AMX_STEP + 1][r] = _mm512_unpackhi_epi8(low, high);
         }

@@ -104,8 +104,7 @@ __device__ __forceinline__ void find_keys(const ft_attend_args &a, const ft_visi
                                           const float **keys)
 {
     uint32_t token = ft_visible_token(v, min(begin + i, end - 1));
-    keys[i] = a.page[(uint64_t)sequence * a.pages_max + token / a.page_tokens] + a.k_offset +
-              ((uint64_t)kv_head * a.page_tokens + token % a.page_tokens) * a.dim;
+    keys[i] = ft_attention_key(a, sequence, kv_head, token);
 }
 
 /* Scores of the tile's tokens for G heads -> scores[g][token]; -inf beyond `count`. D 0: dims known at run time. */
@@ -281,13 +280,7 @@ template <int G, int D> __global__ void __launch_bounds__(THREADS) attend_rows(r
                     args.weight[index] = make_float2(max[g], sum[g]);
                 continue;
             }
-            float weight = sum[g], scale = 1.0f;
-            if (a.sinks) {
-                float top = fmaxf(max[g], a.sinks[head]);
-                scale = expf(max[g] - top);
-                weight = weight * scale + expf(a.sinks[head] - top);
-            }
-            scale /= weight;
+            float scale = ft_attention_scale(a, head, max[g], sum[g]);
             float result[4] = {total.x * scale, total.y * scale, total.z * scale, total.w * scale};
             for (uint32_t i = 0; i < 4; i++)
                 if (a.gate)

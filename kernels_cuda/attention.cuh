@@ -127,6 +127,32 @@ static __device__ __forceinline__ uint32_t ft_visible_token(const struct ft_visi
     return i < v.in_blocks ? v.blocks[i / v.ratio] * v.ratio + i % v.ratio : v.tail_begin + (i - v.in_blocks);
 }
 
+/* sm_75 has no bf16 matrix unit: the decode form is faster there, and nothing of the others is compiled for it. */
+#if !defined(FT_CUDA_EMULATED) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#define FT_ATTENTION_HAS_MATRIX_UNIT false
+#else
+#define FT_ATTENTION_HAS_MATRIX_UNIT true
+#endif
+
+/* Where the key of a token lies. */
+static __device__ __forceinline__ const float *
+ft_attention_key(const struct ft_attend_args &args, uint32_t sequence, uint32_t kv_head, uint32_t token)
+{
+    return args.page[(uint64_t)sequence * args.pages_max + token / args.page_tokens] + args.k_offset +
+           ((uint64_t)kv_head * args.page_tokens + token % args.page_tokens) * args.dim;
+}
+/* What the weighted sum of a row is multiplied by at last: max and sum are those of its weights, without the sink. */
+static __device__ __forceinline__ float ft_attention_scale(const struct ft_attend_args &args, uint32_t head,
+                                                           float max, float sum)
+{
+    float scale = 1.0f;
+    if (args.sinks) {
+        float top = fmaxf(max, args.sinks[head]);
+        scale = expf(max - top);
+        sum = sum * scale + expf(args.sinks[head] - top);
+    }
+    return scale / sum;
+}
 static __device__ __forceinline__ float ft_attention_gate(const struct ft_attend_args &args, uint32_t row,
                                                           uint32_t head, uint32_t i)
 {

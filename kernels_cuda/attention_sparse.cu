@@ -15,12 +15,6 @@
 namespace
 {
 
-#if !defined(FT_CUDA_EMULATED) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#define HAS_MATRIX_UNIT false
-#else
-#define HAS_MATRIX_UNIT true
-#endif
-
 constexpr unsigned WARPS = 4, THREADS = WARPS * 32, KEYS = 128, SHARE = KEYS / WARPS, HEADS = 16;
 constexpr unsigned PITCH = KEYS / 2 + 4; /* words of a head's weights: rows fall into different banks */
 
@@ -35,8 +29,7 @@ __device__ __forceinline__ const float *key_of(const ft_attend_args &a, const ft
                                                uint32_t sequence, uint32_t kv_head, uint32_t begin)
 {
     uint32_t token = ft_visible_token(v, min(begin + threadIdx.x, v.count - 1));
-    return a.page[(uint64_t)sequence * a.pages_max + token / a.page_tokens] + a.k_offset +
-           ((uint64_t)kv_head * a.page_tokens + token % a.page_tokens) * a.dim;
+    return ft_attention_key(a, sequence, kv_head, token);
 }
 
 /*
@@ -131,7 +124,7 @@ struct shared_row {
 /* Grid (rows, KV heads * chunks). Dynamic shared memory: queries, D / 16 steps of 128 words. */
 template <int D> __global__ void __launch_bounds__(THREADS, 4) attend_sparse(sparse_args args)
 {
-    if (!HAS_MATRIX_UNIT)
+    if (!FT_ATTENTION_HAS_MATRIX_UNIT)
         return;
     FT_SHARED_DYNAMIC(uint32_t, q);
     FT_SHARED(struct shared_row, shared, 1);
@@ -212,14 +205,8 @@ template <int D> __global__ void __launch_bounds__(THREADS, 4) attend_sparse(spa
         uint32_t i = g + 8 * half, head = head0 + i;
         if (i >= heads)
             continue;
-        float weight = shared->sum[0][i] + shared->sum[1][i] + shared->sum[2][i] + shared->sum[3][i],
-              scale = 1.0f;
-        if (a.sinks) {
-            float top = fmaxf(max[half], a.sinks[head]);
-            scale = expf(max[half] - top);
-            weight = weight * scale + expf(a.sinks[head] - top);
-        }
-        scale /= weight;
+        float weight = shared->sum[0][i] + shared->sum[1][i] + shared->sum[2][i] + shared->sum[3][i];
+        float scale = ft_attention_scale(a, head, max[half], weight);
         float *out = a.out + row * a.out_stride + (uint64_t)head * D;
 #pragma unroll
         for (unsigned m = 0; m < D / WARPS / 32; m++)

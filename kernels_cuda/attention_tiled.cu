@@ -14,12 +14,6 @@
 namespace
 {
 
-/* sm_75 has no bf16 matrix unit: the decode form is faster there, and nothing is compiled for it. */
-#if !defined(FT_CUDA_EMULATED) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#define HAS_MATRIX_UNIT false
-#else
-#define HAS_MATRIX_UNIT true
-#endif
 constexpr uint32_t SM75_SHARED_MAX = 64 * 1024; /* every later one offers more */
 
 constexpr unsigned ROWS = 64, KEYS = 32, WARPS = 4, THREADS = WARPS * 32;
@@ -74,13 +68,6 @@ __device__ __forceinline__ void load_queries(const ft_attend_args &a, const tile
     }
 }
 
-__device__ __forceinline__ const float *key_at(const ft_attend_args &a, uint32_t sequence, uint32_t kv_head,
-                                               uint32_t token)
-{
-    return a.page[(uint64_t)sequence * a.pages_max + token / a.page_tokens] + a.k_offset +
-           ((uint64_t)kv_head * a.page_tokens + token % a.page_tokens) * a.dim;
-}
-
 /* Keys [begin, begin + KEYS); those from `end` on repeat the last one: they are masked. */
 template <int D>
 __device__ __forceinline__ void load_tile(const ft_attend_args &a, uint32_t sequence, uint32_t kv_head,
@@ -89,7 +76,8 @@ __device__ __forceinline__ void load_tile(const ft_attend_args &a, uint32_t sequ
 #pragma unroll 4
     for (uint32_t i = threadIdx.x; i < KEYS * D / 4; i += THREADS) {
         uint32_t key = i / (D / 4), quad = i % (D / 4);
-        float4 x = *(const float4 *)(key_at(a, sequence, kv_head, min(begin + key, end - 1)) + 4 * quad);
+        float4 x =
+            *(const float4 *)(ft_attention_key(a, sequence, kv_head, min(begin + key, end - 1)) + 4 * quad);
         *(uint2 *)(k + swizzled<D>(key, 2 * quad)) =
             make_uint2(ft_to_bf16_pair(x.x, x.y), ft_to_bf16_pair(x.z, x.w));
     }
@@ -97,9 +85,10 @@ __device__ __forceinline__ void load_tile(const ft_attend_args &a, uint32_t sequ
 #pragma unroll 4
     for (uint32_t i = threadIdx.x; i < KEYS / 2 * D / 4; i += THREADS) {
         uint32_t pair = i / (D / 4), quad = i % (D / 4), token = begin + 2 * pair;
-        float4 x = *(const float4 *)(key_at(a, sequence, kv_head, min(token, end - 1)) + to_value + 4 * quad);
-        float4 y =
-            *(const float4 *)(key_at(a, sequence, kv_head, min(token + 1, end - 1)) + to_value + 4 * quad);
+        float4 x = *(const float4 *)(ft_attention_key(a, sequence, kv_head, min(token, end - 1)) + to_value +
+                                     4 * quad);
+        float4 y = *(const float4 *)(ft_attention_key(a, sequence, kv_head, min(token + 1, end - 1)) +
+                                     to_value + 4 * quad);
         *(uint4 *)(v + value_word<D>(pair, 4 * quad)) =
             make_uint4(ft_to_bf16_pair(x.x, y.x), ft_to_bf16_pair(x.y, y.y), ft_to_bf16_pair(x.z, y.z),
                        ft_to_bf16_pair(x.w, y.w));
@@ -166,7 +155,7 @@ __device__ __forceinline__ float soften(float (&s)[KEYS / 8][4], unsigned half, 
 /* Grid (tiles of rows, heads). Dynamic shared memory: Q [64, D], K [32, D], V [16, D] words, all bf16. */
 template <int D> __global__ void __launch_bounds__(THREADS) attend_tile(tile_args args)
 {
-    if (!HAS_MATRIX_UNIT)
+    if (!FT_ATTENTION_HAS_MATRIX_UNIT)
         return;
     FT_SHARED_DYNAMIC(uint32_t, q);
     const ft_attend_args &a = args.a;
@@ -220,13 +209,7 @@ template <int D> __global__ void __launch_bounds__(THREADS) attend_tile(tile_arg
         uint32_t i = warp_row + g + 8 * half, row = t.row + i;
         if (i >= t.rows)
             continue;
-        float weight = sum[half], scale = 1.0f;
-        if (a.sinks) {
-            float top = fmaxf(max[half], a.sinks[head]);
-            scale = expf(max[half] - top);
-            weight = weight * scale + expf(a.sinks[head] - top);
-        }
-        scale /= weight;
+        float scale = ft_attention_scale(a, head, max[half], sum[half]);
         float *out = a.out + row * a.out_stride + (uint64_t)head * D;
 #pragma unroll
         for (unsigned n = 0; n < D / 8; n++) {

@@ -102,7 +102,7 @@ static __device__ __forceinline__ void split_eight(const float v[8], float power
     uint32_t upper[4], lower[4];
 #pragma unroll
     for (uint32_t n = 0; n < 4; n++) {
-        uint32_t first = ft_stage_first<kind>(n), second = first + ft_stage_step<kind>();
+        uint32_t first = ft_expert_first<kind>(n), second = first + ft_expert_step<kind>();
         if constexpr (ft_stage_is_f16<kind>()) {
             upper[n] = ft_to_f16_pair(v[first] * power, v[second] * power);
             continue;

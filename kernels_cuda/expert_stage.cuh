@@ -41,16 +41,6 @@ template <int kind> static __host__ __device__ __forceinline__ uint32_t ft_stage
     return (ft_stage_units(in, ft_expert_run<kind>()) * ft_stage_unit_words<kind>() + 15) / 32 * 32 + 16;
 }
 
-/* Members of pair n of eight columns. nvfp4 takes nibbles four apart; fp8 neighbours in f16. */
-template <int kind> static __device__ __forceinline__ constexpr uint32_t ft_stage_first(uint32_t n)
-{
-    return kind == FT_EXPERT_FP8 ? 2 * n : ft_expert_first<kind>(n);
-}
-template <int kind> static __device__ __forceinline__ constexpr uint32_t ft_stage_step()
-{
-    return kind == FT_EXPERT_FP8 ? 1 : ft_expert_step<kind>();
-}
-
 /* The three bf16 pieces of eight columns, pair by pair. */
 template <int kind>
 static __device__ __forceinline__ void ft_stage_split_bf16(uint32_t out[3][4], const float v[8])
@@ -58,8 +48,8 @@ static __device__ __forceinline__ void ft_stage_split_bf16(uint32_t out[3][4], c
 #pragma unroll
     for (uint32_t n = 0; n < 4; n++) {
         uint32_t low[3], high[3];
-        ft_dense_split(v[ft_stage_first<kind>(n)], low);
-        ft_dense_split(v[ft_stage_first<kind>(n) + ft_stage_step<kind>()], high);
+        ft_dense_split(v[ft_expert_first<kind>(n)], low);
+        ft_dense_split(v[ft_expert_first<kind>(n) + ft_expert_step<kind>()], high);
 #pragma unroll
         for (uint32_t p = 0; p < 3; p++)
             out[p][n] = __byte_perm(low[p], high[p], 0x7632);
@@ -87,8 +77,8 @@ static __device__ __forceinline__ float ft_stage_split_f16(uint32_t out[3][4], c
     float scale = __uint_as_float((268 - top) << 23);
 #pragma unroll
     for (uint32_t n = 0; n < 4; n++) {
-        float low = v[ft_stage_first<kind>(n)] * scale,
-              high = v[ft_stage_first<kind>(n) + ft_stage_step<kind>()] * scale;
+        float low = v[ft_expert_first<kind>(n)] * scale,
+              high = v[ft_expert_first<kind>(n) + ft_expert_step<kind>()] * scale;
 #pragma unroll
         for (uint32_t p = 0; p < 3; p++) {
             out[p][n] = p == 0 || finite ? ft_to_f16_pair(low, high) : 0;

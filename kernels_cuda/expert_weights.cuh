@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Expert weights on their way into the matrix units: where the three matrices of a blob lie, and how 16 bytes
- * of each format become pairs of bf16. Decode (expert.cu) and prefill (expert_gemm.cu) share it.
+ * of bf16 and mxfp4 become pairs of bf16 (nvfp4 and fp8 become f16: expert_tile.cuh). Decode (expert.cu) and
+ * prefill (expert_gemm.cu) share it.
  *
- * Every format is exact in bf16 once its scale is set apart: e2m1 has 2 significant bits, times an e4m3 scale
- * 6, e4m3 4. Pairs come in the order that costs fewest instructions; activations are laid out alike. Four
- * pairs are always eight consecutive columns:
+ * Pairs come in the order that costs fewest instructions; activations are laid out alike. Four pairs are always
+ * eight consecutive columns:
  *
- *   bf16   (0, 1) (2, 3) (4, 5) (6, 7)
- *   e4m3   (0, 2) (1, 3) (4, 6) (5, 7)
- *   e2m1   (0, 4) (1, 5) (2, 6) (3, 7)
+ *   bf16, e4m3   (0, 1) (2, 3) (4, 5) (6, 7)
+ *   e2m1         (0, 4) (1, 5) (2, 6) (3, 7)
  */
 #ifndef FT_KERNELS_CUDA_EXPERT_WEIGHTS_CUH
 #define FT_KERNELS_CUDA_EXPERT_WEIGHTS_CUH
@@ -34,14 +33,12 @@ template <int kind> static __host__ __device__ __forceinline__ constexpr uint32_
 /* Second member of the pair that begins at its first one. */
 template <int kind> static __device__ __forceinline__ constexpr uint32_t ft_expert_step()
 {
-    return kind == FT_EXPERT_BF16 || kind == FT_EXPERT_SLOW ? 1u : kind == FT_EXPERT_FP8 ? 2u : 4u;
+    return kind == FT_EXPERT_NVFP4 || kind == FT_EXPERT_MXFP4 ? 4u : 1u;
 }
-/* First member of pair n of a run. */
+/* First member of pair n of eight columns. */
 template <int kind> static __device__ __forceinline__ constexpr uint32_t ft_expert_first(uint32_t n)
 {
-    return kind == FT_EXPERT_BF16 || kind == FT_EXPERT_SLOW ? 2 * n
-           : kind == FT_EXPERT_FP8                          ? (n >> 1) * 4 + (n & 1)
-                                                            : (n >> 2) * 8 + (n & 3);
+    return ft_expert_step<kind>() == 4 ? n : 2 * n;
 }
 
 /* fp4 pairs carry 2^-63: e2m1 bits read as bf16 are too small by 2^126, and no scale may overflow on the way.
@@ -148,24 +145,10 @@ static __device__ __forceinline__ struct ft_expert_raw ft_expert_load(const stru
     return raw;
 }
 
-/* Both e4m3 scales of an nvfp4 run as a bf16 pair, times 2^63: bits moved into bf16 are too small by 2^120. */
-static __device__ __forceinline__ uint32_t ft_expert_nvfp4_scales(uint32_t scale)
+/* An e8m0 scale as a bf16 pair, times 2^63. */
+static __device__ __forceinline__ uint32_t ft_expert_scale_pair(uint32_t scale)
 {
-    uint32_t bytes = __byte_perm(scale, 0, 0x4140), nan = ((bytes & 0x007f007fu) + 0x00010001u) & 0x00800080u;
-    uint32_t pair = (bytes & 0x007f007fu) << 4 | (bytes & 0x00800080u) << 8;
-    pair = ft_mul_bf16_pair(ft_mul_bf16_pair(pair, 0x7b807b80u), 0x5f005f00u);
-    return pair | (nan >> 7) * 0x7fffu;
-}
-
-/* Scale of the four pairs of word `word` of the run, as a bf16 pair; with 2^63 for fp4, 2^120 for fp8. */
-template <int kind>
-static __device__ __forceinline__ uint32_t ft_expert_scale_pair(uint32_t scale, uint32_t word)
-{
-    uint32_t bits = 0x7b80u; /* 2^120 */
-    if (kind == FT_EXPERT_NVFP4)
-        return __byte_perm(ft_expert_nvfp4_scales(scale), 0, word >> 1 ? 0x3232 : 0x1010);
-    if (kind == FT_EXPERT_MXFP4)
-        bits = scale == 255 ? 0x7fffu : min(scale + 63u, 255u) << 7;
+    uint32_t bits = scale == 255 ? 0x7fffu : min(scale + 63u, 255u) << 7;
     return bits | bits << 16;
 }
 
@@ -175,46 +158,21 @@ static __device__ __forceinline__ uint32_t ft_expert_fp4_bits(uint32_t word, uin
     uint32_t sign = word << (12 - 4 * n), magnitude = n < 2 ? word << (6 - 4 * n) : word >> (4 * n - 6);
     return (sign & 0x80008000u) | (magnitude & 0x01c001c0u);
 }
-/* e4m3: bytes n and n + 2. */
-static __device__ __forceinline__ uint32_t ft_expert_fp8_bits(uint32_t word, uint32_t n)
-{
-    return n == 0 ? (word << 8 & 0x80008000u) | (word << 4 & 0x07f007f0u)
-                  : (word & 0x80008000u) | (word >> 4 & 0x07f007f0u);
-}
-/* 0x7f is NaN, not 480. */
-static __device__ __forceinline__ uint32_t ft_expert_fp8_nan(uint32_t word, uint32_t n, uint32_t pair)
-{
-    uint32_t bytes = word >> 8 * n & 0x007f007fu;
-    return pair | ((bytes & 0xffffu) == 0x7fu ? 0x7fffu : 0u) | (bytes >> 16 == 0x7fu ? 0x7fff0000u : 0u);
-}
-
 static __device__ __forceinline__ uint32_t ft_expert_word(uint4 v, uint32_t i)
 {
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-/* Pairs 4 part .. 4 part + 3 of a run: columns 8 part .. 8 part + 7. fp8 without its block's scale. */
+/* Pairs 4 part .. 4 part + 3 of a run: columns 8 part .. 8 part + 7. */
 template <int kind>
 static __device__ __forceinline__ void ft_expert_pairs(const struct ft_expert_raw *raw, uint32_t part,
                                                        uint32_t pair[4])
 {
-    if (kind == FT_EXPERT_BF16) {
+    static_assert(kind == FT_EXPERT_BF16 || kind == FT_EXPERT_MXFP4, "the others become f16");
+    if constexpr (kind == FT_EXPERT_BF16) {
         pair[0] = raw->data.x, pair[1] = raw->data.y, pair[2] = raw->data.z, pair[3] = raw->data.w;
-    } else if (kind == FT_EXPERT_FP8) {
-        uint32_t scale = ft_expert_scale_pair<kind>(0, 0);
-#pragma unroll
-        for (uint32_t i = 0; i < 2; i++) {
-            uint32_t word = ft_expert_word(raw->data, 2 * part + i);
-            bool nan = (((word & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u) != 0;
-#pragma unroll
-            for (uint32_t n = 0; n < 2; n++) {
-                pair[2 * i + n] = ft_mul_bf16_pair(ft_expert_fp8_bits(word, n), scale);
-                if (nan)
-                    pair[2 * i + n] = ft_expert_fp8_nan(word, n, pair[2 * i + n]);
-            }
-        }
     } else {
-        uint32_t word = ft_expert_word(raw->data, part), scale = ft_expert_scale_pair<kind>(raw->scale, part);
+        uint32_t word = ft_expert_word(raw->data, part), scale = ft_expert_scale_pair(raw->scale);
 #pragma unroll
         for (uint32_t n = 0; n < 4; n++)
             pair[n] = ft_mul_bf16_pair(ft_expert_fp4_bits(word, n), scale);

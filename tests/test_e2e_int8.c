@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Kernels that round the activations of experts to 8 bits (never chosen by themselves): logits of every
- * fixture within 2e-2 of the largest one (gpt_oss, whose experts do not take int8, within 1e-4), and the demo model's greedy texts where its reference says that the
- * margin is clear. Skipped on a core without such kernels.
+ * fixture within 2e-2 of the largest one (gpt_oss, whose experts do not take int8, within 1e-4), and the demo
+ * model's greedy texts where its reference says that the margin is clear. Skipped on a core without such kernels.
  *
  * Routers of random weights are often undecided to within 1%, and another expert is no rounding error: logits
  * are compared up to the first token for which some layer chose other experts than the reference.

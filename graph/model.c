@@ -246,14 +246,6 @@ static bool is_prime(uint64_t n)
     return true;
 }
 
-static uint64_t splitmix64(uint64_t x)
-{
-    x += 0x9E3779B97F4A7C15ull;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-    return x ^ (x >> 31);
-}
-
 static int check_ple(const struct ft_model *m, struct ft_error *err)
 {
     uint64_t heads = (uint64_t)(m->ngram_size ? m->ngram_size - 1 : 0) * m->heads_per_ngram;
@@ -304,8 +296,8 @@ static void derive_ple(struct ft_model *m)
         spec->row_count = ft_round_up(total, m->ngram_vocab_multiple);
         uint64_t half = FT_MAX((uint64_t)INT64_MAX / m->vocab / 2, 1u);
         for (uint32_t i = 0; i < m->ngram_size; i++) {
-            uint64_t seed = m->ple_seed + 10007ull * p + 0x9E3779B97F4A7C15ull * (i + 1ull);
-            spec->multiplier[i] = 2 * (splitmix64(seed) % half) + 1;
+            uint64_t seed = m->ple_seed + 10007ull * p + FT_SPLITMIX_GAMMA * (i + 1ull);
+            spec->multiplier[i] = 2 * (ft_splitmix64(seed) % half) + 1;
         }
         m->layers[spec->layer].ple = (uint8_t)p;
     }

@@ -111,6 +111,15 @@ void ft_model_rotary(const struct ft_model *model, double *frequencies, double *
 void ft_model_ple_rows(const struct ft_model *model, uint32_t p, const uint32_t *history, uint32_t history_count,
                        uint64_t *rows);
 
+/* The next layer with experts in (layer, end), FT_NONE = none. */
+static inline uint32_t ft_model_next_experts(const struct ft_model *model, uint32_t layer, uint32_t end)
+{
+    for (uint32_t next = layer + 1; next < end; next++)
+        if (!model->layers[next].dense)
+            return next;
+    return FT_NONE;
+}
+
 /* Numbers that several layers need. */
 static inline uint32_t ft_model_conv_channels(const struct ft_model *model)
 {

@@ -14,7 +14,7 @@
 #include "graph/model.h"
 #include "graph/op.h"
 
-#define FT_POLICY_ABI 1u
+#define FT_POLICY_ABI 2u
 
 enum ft_place {
     FT_PLACE_DEVICE, /* resident in a slot: the device computes it */
@@ -38,6 +38,7 @@ const char *ft_place_name(enum ft_place place);
     X(REPLAY, "as recorded in the trace")                                                                              \
     X(FIXED_LANE, "the op has one lane in this plan")                                                                  \
     X(PREFETCH, "copied ahead for a later layer")                                                                      \
+    X(FORESEEN, "copied ahead: the next router will probably choose it")                                               \
     X(PROBE, "tried to learn what it costs now")
 
 enum ft_reason {
@@ -66,6 +67,7 @@ struct ft_layer_in {
     const uint32_t *rows;      /* rows routed to the expert, >= 1 */
     const uint32_t *slot;      /* slot that holds it, or FT_NONE */
     const uint32_t *last_used; /* step of the last use of the expert in this layer; 0 = never */
+    const uint8_t *ahead;      /* 1: a copy of it is on its way, or there: to fetch it costs the link nothing more */
     bool prefill;              /* fetched experts go to the staging buffers, not to slots */
     bool has_device;
     uint32_t expert_bytes;
@@ -87,6 +89,18 @@ struct ft_layer_out {
     float *predicted_ns; /* end of the expert's work from now; 0 = no prediction */
     uint32_t prefetch_max, prefetch_count;
     uint32_t *prefetch_layer, *prefetch_expert, *prefetch_victim;
+};
+
+/* Router look-ahead: what the router of a later layer would choose if it were given the input of the layer that has just
+ * chosen. Arrays [count]. */
+struct ft_foreseen {
+    uint32_t step, layer, from; /* the later layer; the one that has just chosen */
+    uint32_t count;
+    const uint32_t *expert; /* distinct, the likeliest first */
+    const uint32_t *slot;   /* slot that holds it, or FT_NONE */
+    uint32_t room;          /* copies that may be ordered */
+    uint32_t expert_bytes;
+    enum ft_format format;
 };
 
 /* One finished job, or one wait of the device for the link, for correcting estimates. Those of a step come after it,
@@ -122,6 +136,8 @@ struct ft_policy_params {
     uint32_t slot_count;
     bool deterministic;   /* corrections and guard frozen */
     bool no_prefetch;     /* idle time of the link stays idle */
+    bool no_look_ahead;   /* the next layer's router is not asked */
+    bool always_looks;    /* ... is asked in every step, and a copy goes ahead whether that pays or not */
     const void *extra;    /* policy's own input, e.g. recorded placements; outlives the state */
 };
 
@@ -137,6 +153,12 @@ struct ft_policy {
     /* May be NULL. Called between two decisions while the lanes are at work on the first: time for what the next one
      * would have to do while they wait. slots: as the next layer will see them. */
     void (*prepare)(void *state, const struct ft_slot_view *slots, uint32_t step);
+    /* May both be NULL. looks_ahead: between steps; whether look_ahead shall be called in the next decode step.
+     * look_ahead: when the jobs of the layer that has just chosen are under way; writes the indices of the experts to be
+     * copied ahead, distinct and without a slot, to `chosen` [room], in the order of the copies, and returns how many.
+     * They land in buffers of their own: nothing is evicted, and what the layer does not ask for is thrown away. */
+    bool (*looks_ahead)(const void *state);
+    uint32_t (*look_ahead)(void *state, const struct ft_foreseen *foreseen, uint32_t *chosen);
     /* A policy that repeats given choices: how many it could not repeat so far. NULL for the others. Called between
      * steps. */
     uint64_t (*departures)(const void *state);

@@ -8,6 +8,9 @@
  * modulo row_count. Steps with prefill rows are left alone. The router's own top k is computed all the same
  * (its cost is paid); the weights become the softmax of the router's logits over the given ids.
  *
+ * What a router look-ahead would foresee is given as well: each expert that a row uses is foreseen with probability
+ * `foresight`, else some other one stands in its place, by chance but always the same.
+ *
  * Ownership: the ids are the caller's and outlive whoever was given the struct. Threads: read-only.
  */
 #ifndef FT_GRAPH_ROUTING_H
@@ -19,6 +22,7 @@ struct ft_routing {
     uint32_t step_count, layer_count, row_count, topk;
     const uint16_t
         *ids; /* [step_count, layer_count, row_count, topk] distinct within a row, below the expert count */
+    float foresight;
 };
 
 /* The ids of one row, [topk]. */
@@ -29,6 +33,16 @@ static inline const uint16_t *ft_routing_row(const struct ft_routing *routing, u
     at = at * routing->layer_count + layer;
     at = at * routing->row_count + row % routing->row_count;
     return routing->ids + at * routing->topk;
+}
+
+/* What is foreseen in place of entry j of a row's ids. */
+static inline uint32_t ft_routing_foresee(const struct ft_routing *routing, uint32_t step, uint32_t layer, uint32_t row,
+                                          uint32_t j, uint32_t expert_count)
+{
+    uint64_t key = ((uint64_t)step * routing->layer_count + layer) * 65536u + (row % routing->row_count) * 256u + j;
+    uint64_t dice = ft_splitmix64(key);
+    bool right = (float)(dice >> 40) * 0x1p-24f < routing->foresight;
+    return right ? ft_routing_row(routing, step, layer, row)[j] : (uint32_t)(dice & 0xffffffffu) % expert_count;
 }
 
 #endif

@@ -106,6 +106,16 @@ static inline uint64_t ft_round_up(uint64_t a, uint64_t b)
     return ft_div_up(a, b) * b;
 }
 
+/* The mixing function of splitmix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014. */
+#define FT_SPLITMIX_GAMMA 0x9e3779b97f4a7c15ull
+static inline uint64_t ft_splitmix64(uint64_t x)
+{
+    x += FT_SPLITMIX_GAMMA;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+
 /* Checked arithmetic for sizes that come from files: false on overflow. */
 static inline bool ft_mul_u64(uint64_t a, uint64_t b, uint64_t *product)
 {

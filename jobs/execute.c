@@ -244,6 +244,28 @@ static void run_router(struct ft_execute *x, uint32_t layer)
     }
 }
 
+void ft_execute_foresee_given(const struct ft_execute *x, uint32_t layer, uint32_t *ids)
+{
+    const struct ft_model *m = x->model;
+    for (uint32_t r = 0; r < x->batch->rows; r++)
+        for (uint32_t j = 0; j < m->topk; j++)
+            ids[r * m->topk + j] =
+                ft_routing_foresee(x->routing, x->batch->decode_step, layer, r, j, m->expert_count);
+}
+
+void ft_execute_foresee(struct ft_execute *x, uint32_t layer, uint32_t *ids)
+{
+    const struct ft_model *m = x->model;
+    float *logits = ft_execute_at(x, x->space.logits_router, 0, 0), weights[FT_TOPK_MAX];
+    run_router_logits(x, layer, 0, m->expert_count);
+    for (uint32_t r = 0; r < x->batch->rows; r++)
+        if (!ft_router_topk(logits + (uint64_t)r * m->expert_count, m->expert_count, m->topk,
+                            m->topk_renormalise, m->router_softmax_chosen, ids + r * m->topk, weights))
+            memset(ids + r * m->topk, 0xff, m->topk * sizeof *ids);
+    if (x->routing)
+        ft_execute_foresee_given(x, layer, ids);
+}
+
 void ft_execute_expert_up(struct ft_execute *x, uint32_t layer, uint32_t active, uint32_t begin, uint32_t end)
 {
     const struct ft_active *a = &x->active;

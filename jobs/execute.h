@@ -26,6 +26,7 @@ struct ft_active {
     uint32_t *slot;       /* [count] or FT_NONE */
     uint32_t *last_used;  /* [count] */
     uint8_t *place, *reason;
+    uint8_t *ahead; /* [count] copied ahead */
     uint32_t *victim;
     uint32_t *evicted; /* [count] fetched: what the victim held, layer * expert_count + expert, or FT_NONE */
     float *predicted_ns;
@@ -74,6 +75,11 @@ void ft_execute_expert_up(struct ft_execute *x, uint32_t layer, uint32_t active,
                           uint32_t end);
 void ft_execute_expert_down(struct ft_execute *x, uint32_t layer, uint32_t active, uint32_t begin,
                             uint32_t end);
+/* What the router of `layer` would choose if it were given the rows that another layer's router has just had; ids [rows,
+ * k], FT_NONE for a row that is not a number. Given routing has an answer of its own. Overwrites the router's logits. */
+void ft_execute_foresee(struct ft_execute *x, uint32_t layer, uint32_t *ids);
+/* The answer of the given routing. */
+void ft_execute_foresee_given(const struct ft_execute *x, uint32_t layer, uint32_t *ids);
 /* Decodes rows already read into ple_raw: io thread, before the read job completes. */
 void ft_execute_ple_decode(struct ft_execute *x, uint32_t table, uint32_t rows);
 

@@ -98,6 +98,7 @@ static void decide(struct ft_step *step, uint32_t layer, struct ft_layer_out *ou
         else
             ft_slots_lease(&step->slots, a->slot[i], step->step_number);
     }
+    ft_look_ahead_mark(step, layer);
     struct ft_layer_in in = {.step = step->step_number,
                              .layer = layer,
                              .active_count = a->count,
@@ -105,6 +106,7 @@ static void decide(struct ft_step *step, uint32_t layer, struct ft_layer_out *ou
                              .rows = a->rows,
                              .slot = a->slot,
                              .last_used = a->last_used,
+                             .ahead = a->ahead,
                              .prefill = prefill,
                              .has_device = step->plan->device != FT_DEVICE_NONE,
                              .expert_bytes = layout->bytes,
@@ -242,7 +244,8 @@ static uint32_t add_awaited(struct filler *f, const uint32_t *awaited, uint32_t 
         struct ft_dynamic *d = add(f, FT_OP_FETCH, FT_LANE_LINK, 0);
         d->active = awaited[i];
         d->slot = a->slot[awaited[i]];
-        d->awaits = true;
+        d->awaits = &step->slots.filling[d->slot];
+        d->ticket = atomic_load_explicit(d->awaits, memory_order_acquire);
         d->destination = ft_slots_memory(&step->slots, d->slot);
         d->bytes = f->layout->bytes;
         d->succ_begin = first + count;
@@ -301,6 +304,7 @@ static void add_waves(struct filler *f, uint32_t layer)
                 uint32_t slot = a->victim[next];
                 a->evicted[next] = ft_slots_holder(&step->slots, slot);
                 ft_slots_take(&step->slots, slot, layer, a->expert[next], step->step_number, !busy);
+                a->ahead[next] &= !busy; /* blobs that this layer reads stay where they are */
                 a->slot[next] = slot;
                 a->blob[next] = ft_slots_memory(&step->slots, slot);
             }
@@ -310,11 +314,16 @@ static void add_waves(struct filler *f, uint32_t layer)
         uint32_t wait_for = staged ? (wave >= 2 ? before[1] : FT_NONE) : (reuses ? before[0] : FT_NONE);
         for (uint32_t i = begin; i < members; i++) {
             struct ft_dynamic *d = add(f, FT_OP_FETCH, FT_LANE_LINK, wait_for == FT_NONE ? 0 : 1);
-            d->active = a->group[i];
-            d->slot = staged ? FT_NONE : a->slot[a->group[i]];
-            d->destination = (char *)(uintptr_t)a->blob[a->group[i]];
-            d->victim = staged ? FT_NONE : a->evicted[a->group[i]];
-            d->bytes = f->layout->bytes;
+            uint32_t active = a->group[i];
+            d->active = active;
+            d->slot = staged ? FT_NONE : a->slot[active];
+            d->victim = staged ? FT_NONE : a->evicted[active];
+            d->bytes = a->ahead[active] ? 0 : f->layout->bytes;
+            if (a->ahead[active]) {
+                d->awaits = ft_look_ahead_land(step, layer, a->expert[active], d->slot, &d->ticket);
+                a->blob[active] = ft_slots_memory(&step->slots, d->slot);
+            }
+            d->destination = (char *)(uintptr_t)a->blob[active];
             d->succ_begin = first_fetch + taken; /* the group made next */
             d->succ_count = 1;
             step->link_jobs[published++ % step->link_max] = step->dynamic_count - 1;
@@ -334,15 +343,16 @@ static void add_waves(struct filler *f, uint32_t layer)
 static void count_places(struct ft_step *step, uint32_t layer, uint32_t expert_bytes)
 {
     const struct ft_active *a = &step->x.active;
-    uint32_t cpu = 0, fetch = 0, resident = 0;
+    uint32_t cpu = 0, fetch = 0, resident = 0, copies = 0;
     for (uint32_t i = 0; i < a->count; i++) {
         cpu += a->place[i] == FT_PLACE_CPU;
         fetch += a->place[i] == FT_PLACE_FETCH;
+        copies += a->place[i] == FT_PLACE_FETCH && !a->ahead[i];
         resident += a->place[i] == FT_PLACE_DEVICE;
     }
     step->cpu_experts += cpu;
     step->fetches += fetch;
-    step->fetch_bytes += (uint64_t)fetch * expert_bytes;
+    step->fetch_bytes += (uint64_t)copies * expert_bytes;
     if (step->plan->device != FT_DEVICE_NONE) {
         step->hits += resident;
         step->misses += a->count - resident;
@@ -383,6 +393,7 @@ uint32_t ft_step_expand(struct ft_step *step, uint32_t thread, uint32_t layer, u
     if (step->slots.count) { /* the layer before is combined: its leases end */
         ft_slots_release(&step->slots, a->slot, a->count);
         ft_prefetch_settle(step, thread);
+        ft_look_ahead_settle(step, thread);
     }
     group_rows(step);
     decide(step, layer, &out);
@@ -412,6 +423,7 @@ uint32_t ft_step_expand(struct ft_step *step, uint32_t thread, uint32_t layer, u
     if (step->plan->device != FT_DEVICE_NONE)
         add_waves(&f, layer);
     step->wave_count = step->dynamic_count - step->wave_first;
+    ft_look_ahead_end(step, layer);
     hold_combine(&f);
     if (step->wave_count)
         ft_park_wake(&step->link.park);

@@ -44,9 +44,11 @@ bool ft_drive_begins_gpu(const struct ft_drive *d, uint32_t layer)
 static int upload_map(struct ft_lane_cuda *lane)
 {
     const struct ft_slots *slots = &lane->step->slots;
-    uint64_t bytes = (uint64_t)slots->layer_count * slots->expert_count * 4;
-    int error = (int)cudaMemcpyAsync(lane->c.exchange.slot_of, slots->map, bytes, cudaMemcpyHostToDevice,
-                                     lane->compute);
+    uint64_t experts = (uint64_t)slots->layer_count * slots->expert_count;
+    for (uint64_t i = 0; i < experts; i++)
+        lane->map_host[i] = slots->map[i] == FT_NONE ? FT_NONE : slots->blob[slots->map[i]];
+    int error = (int)cudaMemcpyAsync(lane->c.exchange.slot_of, lane->map_host,
+                                     experts * sizeof *lane->map_host, cudaMemcpyHostToDevice, lane->compute);
     lane->map_dirty = error != 0;
     return error;
 }

@@ -175,11 +175,18 @@ void ft_drive_complete_link(struct ft_drive *d, uint32_t index, uint64_t start)
     ft_step_hand_over(step, d->thread, todo, ft_step_complete(step, d->thread, job, todo, 0));
 }
 
-static uint32_t add_moves(struct ft_cuda_move *moves, uint32_t at, const struct ft_prefetch_move *more,
-                          uint32_t count)
+/* What the GPU's map holds for a slot. */
+static uint32_t blob_of(const struct ft_step *step, uint32_t slot)
+{
+    return slot == FT_NONE ? FT_NONE : step->slots.blob[slot];
+}
+
+static uint32_t add_moves(const struct ft_step *step, struct ft_cuda_move *moves, uint32_t at,
+                          const struct ft_prefetch_move *more, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
-        moves[at + i] = (struct ft_cuda_move){more[i].layer, more[i].expert, more[i].slot, FT_NONE};
+        moves[at + i] =
+            (struct ft_cuda_move){more[i].layer, more[i].expert, blob_of(step, more[i].slot), FT_NONE};
     return at + count;
 }
 
@@ -211,13 +218,13 @@ static void fetch_captured(struct ft_drive *d, uint32_t layer)
     uint32_t end = ft_drive_published(step), count = 0;
     for (uint32_t i = d->link_taken; i != end; i++) {
         const struct ft_dynamic *f = &step->dynamic[step->link_jobs[i % step->link_max]];
-        moves[count++] =
-            (struct ft_cuda_move){f->layer, step->x.active.expert[f->active], f->slot, f->victim};
+        moves[count++] = (struct ft_cuda_move){f->layer, step->x.active.expert[f->active],
+                                               blob_of(step, f->slot), f->victim};
     }
     struct ft_prefetch_move more[FT_PREFETCH_MAX];
-    uint32_t moved = add_moves(moves, count, more, ft_prefetch_victims(step, layer, more));
+    uint32_t moved = add_moves(step, moves, count, more, ft_prefetch_victims(step, layer, more));
     if (count)
-        moved = add_moves(moves, moved, more, ft_prefetch_arrive(step, layer, more));
+        moved = add_moves(step, moves, moved, more, ft_prefetch_arrive(step, layer, more));
     lane->host.move_count[layer] = moved;
     uint32_t *flag = ft_drive_flag(lane->host.fetched, layer);
     if (!count)
@@ -225,7 +232,7 @@ static void fetch_captured(struct ft_drive *d, uint32_t layer)
     for (; d->link_taken != end; d->link_taken++) {
         uint32_t index = step->link_jobs[d->link_taken % step->link_max];
         uint64_t start = ft_clock_ns(&step->clock);
-        if (!ft_drive_is_broken(d))
+        if (!ft_drive_is_broken(d) && !step->dynamic[index].awaits)
             (void)ft_drive_try(d, ft_drive_copy_expert(lane, &step->dynamic[index]),
                                "copying an expert to the GPU");
         ft_drive_complete_link(d, index, start);
@@ -234,6 +241,36 @@ static void fetch_captured(struct ft_drive *d, uint32_t layer)
         (void)ft_drive_try(d, ft_cuda_raise_behind_copies(lane, flag, d->epoch),
                            "raising the flag behind the copies");
     copy_ahead(d, layer);
+}
+
+/* Behind all of these: what the next layer with experts will probably ask for. */
+static void look_ahead(struct ft_drive *d, uint32_t layer)
+{
+    struct ft_lane_cuda *lane = d->lane;
+    struct ft_step *step = d->step;
+    const struct ft_cuda_exchange *e = &d->c->exchange;
+    uint32_t target = ft_look_ahead_target(step, layer), decode = FT_MIN(e->rows_max, FT_CUDA_DECODE_ROWS);
+    const uint32_t *ids = e->foreseen_ids + (uint64_t)layer * decode * step->model->topk;
+    if (target == FT_NONE ||
+        !ft_drive_wait_flag(d, ft_drive_flag(e->foreseen, layer), "waiting for the router look-ahead"))
+        return;
+    if (step->x.routing) {
+        ft_execute_foresee_given(&step->x, target, step->foresight.ids);
+        ids = step->foresight.ids;
+    }
+    ft_look_ahead_order(step, layer, ids);
+    for (struct ft_landing_order *o; (o = ft_look_ahead_next(step, layer));) {
+        const struct ft_layer_weights *w = &lane->options.weights->layers[o->layer];
+        o->start_ns = ft_clock_ns(&step->clock);
+        if (!ft_drive_is_broken(d))
+            (void)ft_drive_try(d,
+                               ft_drive_copy_in(lane, o->destination,
+                                                w->experts + (uint64_t)w->expert_layout.stride * o->expert,
+                                                w->expert_layout.bytes),
+                               "copying an expert to the GPU ahead of its layer");
+        o->end_ns = ft_clock_ns(&step->clock);
+        ft_look_ahead_queued(step, layer, d->thread);
+    }
 }
 
 static void mark_failed_rows(struct ft_drive *d)
@@ -296,6 +333,8 @@ static void drive_router(struct ft_drive *d, uint32_t job, uint32_t layer)
         for (uint32_t i = step->wave_first; i < step->wave_first + step->wave_count; i++)
             if (step->dynamic[i].op == FT_OP_EXPERT_DEVICE)
                 ft_drive_complete_link(d, i, ft_clock_ns(&step->clock));
+        if (step->looks_ahead)
+            look_ahead(d, layer);
         if (step->policy->prepare && step->wave_count) { /* copies and CPU take longer than this */
             struct ft_slot_view view;
             ft_slots_view(&step->slots, layer + 1 < step->model->layer_count ? layer + 1 : 0, &view);

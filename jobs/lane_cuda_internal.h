@@ -15,7 +15,7 @@
 
 /* Where the arrays of struct ft_cuda_step lie in the block that is copied to the device before a step. */
 struct ft_cuda_inputs {
-    uint64_t token, position, row_sequence, logit_row, first_row, row_count, epoch, state, page, sampling,
+    uint64_t token, position, row_sequence, logit_row, first_row, row_count, epoch, looks_ahead, state, page, sampling,
         bytes;
 };
 
@@ -122,6 +122,7 @@ struct ft_lane_cuda {
     uint64_t capture_clock;
     const struct ft_cuda_capture *capture; /* of the step at hand */
     bool map_dirty;                        /* slot_of on the device differs from the host's map */
+    uint32_t *map_host;                    /* pinned [layer_count, expert_count]: slot_of on its way */
     cudaEvent_t staged[2], grouped[2], last_group;
     uint32_t staging_wave; /* of the layer at hand: which staging buffer */
     uint32_t *staged_at;   /* [2, expert_count] place in the staging buffer, FT_NONE: resident */

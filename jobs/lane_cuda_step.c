@@ -28,6 +28,7 @@ static void lay_out_inputs(struct ft_cuda_inputs *inputs, const struct ft_lane_c
     inputs->first_row = place(&at, o->sequences_max, 4);
     inputs->row_count = place(&at, o->sequences_max, 4);
     inputs->epoch = place(&at, 1, 4);
+    inputs->looks_ahead = place(&at, 1, 4);
     inputs->state = place(&at, o->sequences_max, sizeof(float *));
     inputs->page = place(&at, (uint64_t)o->sequences_max * o->pages_max, sizeof(float *));
     inputs->sampling = place(&at, o->logit_rows_max, sizeof(struct ft_cuda_sampling));
@@ -46,6 +47,7 @@ static void point_inputs(struct ft_lane_cuda *lane)
     s->first_row = (const uint32_t *)(base + in->first_row);
     s->row_count = (const uint32_t *)(base + in->row_count);
     s->epoch = (const uint32_t *)(base + in->epoch);
+    s->looks_ahead = (const uint32_t *)(base + in->looks_ahead);
     s->state = (float *const *)(base + in->state);
     s->page = (float *const *)(base + in->page);
     s->sampling = (const struct ft_cuda_sampling *)(base + in->sampling);
@@ -184,12 +186,19 @@ static int make_exchange(struct ft_lane_cuda *lane, struct ft_error *err)
     uint64_t ids = place(&at, (uint64_t)layers * rows * k, 4), missing = place(&at, layers, 4);
     uint64_t move_count = place(&at, layers, 4);
     uint64_t moves = place(&at, (uint64_t)layers * e->moves_max, sizeof(struct ft_cuda_move));
+    bool looks =
+        lane->step->slots.parts[ft_slots_part_of(&lane->step->slots, lane->layer_begin)].landing_count;
+    uint64_t foreseen = place(&at, looks ? layers : 0, line),
+             foreseen_ids = place(&at, looks ? (uint64_t)layers * decode * k : 0, 4);
     uint64_t forced = place(&at, x->routing ? (uint64_t)layers * decode * k : 0, 4);
     uint64_t stamps = place(&at, ft_cuda_stamp_count(layers), 8);
     int status = ft_cuda_alloc(lane, FT_TIER_RAM, at, "flags and router results", (void **)&block, err);
     if (status == FT_OK)
         status = ft_cuda_alloc(lane, FT_TIER_DEVICE, (uint64_t)layers * FT_MAX(m->expert_count, 1u) * 4,
                                "the slot map", (void **)&e->slot_of, err);
+    if (status == FT_OK)
+        status = ft_cuda_alloc(lane, FT_TIER_RAM, (uint64_t)layers * FT_MAX(m->expert_count, 1u) * 4,
+                               "the slot map", (void **)&lane->map_host, err);
     if (status == FT_OK)
         status =
             ft_cuda_alloc(lane, FT_TIER_DEVICE, (uint64_t)rows * k * 4, "places", (void **)&e->on_cpu, err);
@@ -199,6 +208,9 @@ static int make_exchange(struct ft_lane_cuda *lane, struct ft_error *err)
     if (status == FT_OK)
         status = ft_cuda_alloc(lane, FT_TIER_DEVICE, ft_cuda_stamp_count(layers) * sizeof(uint64_t),
                                "time stamps", (void **)&lane->c.stamps, err);
+    if (status == FT_OK && looks)
+        status = ft_cuda_alloc(lane, FT_TIER_DEVICE, (uint64_t)decode * m->expert_count * sizeof(float),
+                               "the router look-ahead", (void **)&e->foreseen_logits, err);
     if (status == FT_OK)
         status = make_list(lane, &e->resident, decode * k, decode * k, err);
     if (status == FT_OK)
@@ -215,14 +227,17 @@ static int make_exchange(struct ft_lane_cuda *lane, struct ft_error *err)
     e->missing = (uint32_t *)(block + missing);
     e->move_count = lane->host.move_count = (uint32_t *)(block + move_count);
     e->moves = lane->host.moves = (struct ft_cuda_move *)(block + moves);
+    e->foreseen = looks ? (uint32_t *)(block + foreseen) : NULL;
+    e->foreseen_ids = looks ? (uint32_t *)(block + foreseen_ids) : NULL;
+    e->layer_end = lane->layer_end;
     e->forced_ids = lane->host.forced = x->routing ? (uint32_t *)(block + forced) : NULL;
     lane->c.host_stamps = (uint64_t *)(block + stamps);
     e->host_x = ft_execute_at(x, x->space.x, 0, 0);
     e->host_y = ft_execute_at(x, x->space.expert_y, 0, 0);
-    /* Slots are numbered over all GPUs. */
+    /* Slots are numbered over all GPUs, their blobs are not. */
     const struct ft_slots *slots = &lane->step->slots;
     const struct ft_slots_part *part = &slots->parts[ft_slots_part_of(slots, lane->layer_begin)];
-    e->slots = (const char *)((uintptr_t)part->memory - part->begin * slots->slot_bytes);
+    e->slots = part->memory;
     e->slot_bytes = lane->step->slots.slot_bytes;
     return FT_OK;
 }
@@ -351,6 +366,7 @@ int ft_cuda_fill_inputs(struct ft_lane_cuda *lane, const struct ft_batch *batch,
     memcpy(base + in->row_sequence, batch->row_sequence, batch->rows * 4ull);
     memcpy(base + in->logit_row, batch->logit_row, batch->logit_rows * 4ull);
     memcpy(base + in->epoch, &epoch, 4);
+    memcpy(base + in->looks_ahead, &(uint32_t){lane->step->looks_ahead}, 4);
     for (uint32_t s = 0; s < batch->sequence_count; s++) {
         const struct ft_batch_sequence *sequence = &batch->sequences[s];
         uint32_t pages = (sequence->position + sequence->row_count - 1) / lane->step->plan->page_tokens + 1;

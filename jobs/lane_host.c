@@ -46,6 +46,16 @@ static bool device_groups(struct ft_step *step, uint32_t thread)
     return true;
 }
 
+/* The rows that the router had are still there. */
+static void look_ahead(struct ft_step *step, uint32_t layer)
+{
+    uint32_t target = ft_look_ahead_target(step, layer);
+    if (target == FT_NONE)
+        return;
+    ft_execute_foresee(&step->x, target, step->foresight.ids);
+    ft_look_ahead_order(step, layer, step->foresight.ids);
+}
+
 static void *device_main(void *context)
 {
     struct ft_step *step = context;
@@ -60,6 +70,8 @@ static void *device_main(void *context)
                 return NULL;
             if (!device_job(step, thread, job, graph->op[job]))
                 return NULL;
+            if (graph->op[job] == FT_OP_ROUTER && step->looks_ahead)
+                look_ahead(step, layer);
         }
     }
     return NULL;
@@ -104,16 +116,16 @@ static void copy_expert(struct ft_step *step, uint32_t layer, uint32_t expert, c
 
 static void fetch(struct ft_step *step, const struct ft_dynamic *d)
 {
-    /* Only this thread ends a prefetch: where one is awaited, it is either done or not begun. */
-    if (d->awaits && !atomic_load_explicit(&step->slots.filling[d->slot], memory_order_relaxed))
+    /* Only this thread ends a copy made ahead: where one is awaited, it is either done or not begun. */
+    if (d->awaits && (!d->ticket || atomic_load_explicit(d->awaits, memory_order_relaxed) != d->ticket))
         return;
     copy_expert(step, d->layer, step->x.active.expert[d->active], d->destination);
-    if (d->awaits) /* release: pairs with the acquire of whoever uses the slot */
-        atomic_store_explicit(&step->slots.filling[d->slot], 0, memory_order_release);
+    if (d->awaits) /* release: pairs with the acquire of whoever uses the memory */
+        atomic_store_explicit(d->awaits, 0, memory_order_release);
 }
 
 /* Copies in the order in which they were asked for. Before a copy it waits until the slot's last reader is
- * done. Prefetches only when no fetch is asked for. */
+ * done. Copies ahead only when no fetch is asked for. */
 static void *link_main(void *context)
 {
     struct ft_step *step = context;
@@ -123,11 +135,11 @@ static void *link_main(void *context)
         if (atomic_load_explicit(&step->link_published, memory_order_acquire) == taken) {
             if (atomic_load_explicit(&step->stop, memory_order_acquire))
                 return NULL;
-            if (ft_prefetch_run(step, copy_expert))
+            if (ft_look_ahead_run(step, copy_expert) || ft_prefetch_run(step, copy_expert))
                 continue;
             uint32_t ticket = ft_park_prepare(&step->link.park);
             if (atomic_load_explicit(&step->link_published, memory_order_acquire) != taken ||
-                ft_prefetch_is_waiting(&step->prefetches[0]) ||
+                ft_prefetch_is_waiting(&step->prefetches[0]) || ft_look_ahead_is_waiting(step) ||
                 atomic_load_explicit(&step->stop, memory_order_acquire))
                 ft_park_cancel(&step->link.park);
             else

@@ -470,6 +470,11 @@ void ft_session_stats(const struct ft_session *session, struct ft_session_stats 
         stats->prefetches_waited += p->waited;
         stats->prefetches_wasted += p->dropped;
     }
+    const struct ft_foresight *f = &session->step.foresight;
+    stats->foreseen = f->seen;
+    stats->foreseen_right = f->right;
+    stats->copied_ahead = f->ordered;
+    stats->copied_ahead_used = f->landed;
     if (session->options.policy->departures)
         stats->departures = session->options.policy->departures(session->step.policy_state);
     for (uint32_t i = 0; i < session->step.workers; i++) {
@@ -487,6 +492,11 @@ void ft_session_layer_stats(const struct ft_session *session, uint32_t layer, ui
     FT_ASSERT_LT(layer, session->options.model->layer_count);
     *hits = session->step.layer_hits[layer];
     *misses = session->step.layer_misses[layer];
+}
+
+uint32_t ft_session_slot_count(const struct ft_session *session)
+{
+    return session->step.slots.count;
 }
 
 uint64_t ft_session_now_ns(const struct ft_session *session)

@@ -156,6 +156,8 @@ struct ft_session_stats {
     double wait_ns[FT_LANE_COUNT][FT_WAIT_COUNT]; /* who waited (lane), for what */
     uint64_t hits, misses, fetches, fetch_bytes, cpu_experts, policy_repairs;
     uint64_t prefetches, prefetches_used, prefetches_waited, prefetches_wasted; /* waited: of those used */
+    /* Router look-ahead: experts foreseen, those of them that were asked for, copies, those that served a fetch. */
+    uint64_t foreseen, foreseen_right, copied_ahead, copied_ahead_used;
     uint64_t
         departures; /* choices of a replayed trace that could not be repeated; 0 = the recorded run so far */
     uint64_t jobs, stolen, trace_dropped;
@@ -166,6 +168,8 @@ void ft_session_stats(const struct ft_session *session, struct ft_session_stats 
 /* Active experts of one layer that were in a slot, and that were not, since open; both 0 without a device. */
 void ft_session_layer_stats(const struct ft_session *session, uint32_t layer, uint64_t *hits,
                             uint64_t *misses);
+/* Expert slots of the cache: those of the plan, less the landing buffers of the router look-ahead. */
+uint32_t ft_session_slot_count(const struct ft_session *session);
 uint64_t ft_session_now_ns(const struct ft_session *session);
 enum ft_isa ft_session_isa(const struct ft_session *session);
 const char *ft_session_note(

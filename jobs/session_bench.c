@@ -10,15 +10,11 @@
 
 #define PIECE 65536u /* elements made at a time, when they go to a device */
 
-/* Uniform in (-range, range). splitmix64: Steele, Lea and Flood, "Fast splittable pseudorandom number
- * generators", 2014. */
+/* Uniform in (-range, range). */
 static void make_random(float *to, uint64_t first, uint64_t count, float range, uint64_t seed)
 {
     for (uint64_t i = 0; i < count; i++) {
-        uint64_t z = seed + (first + i + 1) * 0x9e3779b97f4a7c15u;
-        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-        z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-        z ^= z >> 31;
+        uint64_t z = ft_splitmix64(seed + (first + i) * FT_SPLITMIX_GAMMA);
         to[i] = ((float)(z >> 40) * 0x1p-23f - 1.0f) * range;
     }
 }

@@ -7,6 +7,7 @@
 #include "jobs/lane_cuda.h"
 #include "jobs/session_internal.h"
 
+#define BLOBS_PER_LANDING 32u /* of the pool */
 #define RING_ENTRIES 1024u
 #define TRACE_RECORDS_MAX (1u << 17)
 #define SPIN_NS 50000u
@@ -130,6 +131,7 @@ static int push_active(struct ft_active *a, struct ft_arena *arena, const struct
     PUSH(experts, &a->predicted_ns);
     PUSH(experts, &a->blob);
     PUSH(experts, &a->awaited);
+    PUSH(experts, &a->ahead);
     PUSH(experts, &a->group);
     return status;
 }
@@ -217,19 +219,44 @@ static int push_step(struct ft_session *session, struct ft_pools *pools, struct 
     return status;
 }
 
+/* Landing buffers of a part with so many blobs for the layers [layer_begin, layer_end): a small share of them, and none
+ * where nothing will ever miss. */
+static uint32_t landing_count(const struct ft_session *session, uint32_t blobs, uint32_t layer_begin,
+                              uint32_t layer_end)
+{
+    const struct ft_session_options *o = &session->options;
+    uint64_t experts = 0;
+    for (uint32_t i = layer_begin; i < layer_end; i++)
+        experts += o->model->layers[i].dense ? 0 : o->model->expert_count;
+    bool wanted = o->policy->look_ahead && !o->policy_params.no_look_ahead && blobs < experts &&
+                  session->plan.strategy != FT_STRATEGY_FUSED;
+    return wanted ? FT_MIN(FT_LANDINGS_MAX, blobs / BLOBS_PER_LANDING) : 0;
+}
+
 static int push_slots(struct ft_session *session, struct ft_pools *pools, struct ft_error *err)
 {
     const struct ft_model *model = session->options.model;
     const struct ft_plan *plan = &session->plan;
-    struct ft_slots_part parts[FT_GPUS_MAX] = {
-        {.layer_end = model->layer_count, .end = plan->device == FT_DEVICE_NONE ? 0 : plan->slot_count}};
-    for (uint32_t i = 0; plan->gpu_count > 1 && i < plan->gpu_count; i++)
-        parts[i] = (struct ft_slots_part){.layer_end = plan->gpus[i].layer_end,
-                                          .begin = plan->gpus[i].slot_begin,
-                                          .end = plan->gpus[i].slot_end};
-    return ft_slots_init_parts(&session->step.slots, pools->host, pools->device, parts, gpu_count_of(plan),
-                               session->step.staging_stride, model->layer_count,
-                               FT_MAX(model->expert_count, 1u), err);
+    struct ft_step *step = &session->step;
+    struct ft_slots_part parts[FT_GPUS_MAX] = {0};
+    uint32_t count = gpu_count_of(plan), slot = 0, layer = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t end = count > 1 ? plan->gpus[i].layer_end : model->layer_count;
+        uint32_t blobs = count > 1                        ? plan->gpus[i].slot_end - plan->gpus[i].slot_begin
+                         : plan->device == FT_DEVICE_NONE ? 0
+                                                          : plan->slot_count;
+        uint32_t landings = landing_count(session, blobs, layer, end);
+        parts[i] = (struct ft_slots_part){
+            .layer_end = end, .begin = slot, .end = slot + blobs - landings, .landing_count = landings};
+        slot = parts[i].end;
+        layer = end;
+    }
+    int status =
+        ft_slots_init_parts(&step->slots, pools->host, pools->device, parts, count, step->staging_stride,
+                            model->layer_count, FT_MAX(model->expert_count, 1u), err);
+    return status == FT_OK
+               ? ft_look_ahead_init(step, pools->host, plan->sequences_max * FT_MAX(model->topk, 1u), err)
+               : status;
 }
 
 static int push_batch(struct ft_batch *batch, uint32_t rows, uint32_t sequences, struct ft_arena *arena,

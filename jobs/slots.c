@@ -24,8 +24,8 @@ int ft_slots_init_parts(struct ft_slots *slots, struct ft_arena *arena, struct f
     int status = FT_OK;
     for (uint32_t i = 0; i < part_count && status == FT_OK; i++) {
         slots->parts[i] = parts[i];
-        status = ft_arena_push(blobs[i], parts[i].end - parts[i].begin, slots->slot_bytes,
-                               (void **)&slots->parts[i].memory, err);
+        status = ft_arena_push(blobs[i], parts[i].end - parts[i].begin + parts[i].landing_count,
+                               slots->slot_bytes, (void **)&slots->parts[i].memory, err);
     }
 #define PUSH(count, pointer)                                                                                 \
     if (status == FT_OK)                                                                                     \
@@ -33,6 +33,7 @@ int ft_slots_init_parts(struct ft_slots *slots, struct ft_arena *arena, struct f
     PUSH(slot_count, &slots->layer);
     PUSH(slot_count, &slots->expert);
     PUSH(slot_count, &slots->last_used);
+    PUSH(slot_count, &slots->blob);
     PUSH(slot_count, &slots->generation);
     PUSH(slot_count, &slots->busy);
     PUSH(slot_count, &slots->filled_step);
@@ -45,6 +46,9 @@ int ft_slots_init_parts(struct ft_slots *slots, struct ft_arena *arena, struct f
         return status;
     for (uint32_t i = 0; i < slot_count; i++)
         slots->layer[i] = slots->expert[i] = FT_NONE;
+    for (uint32_t i = 0; i < part_count; i++)
+        for (uint32_t slot = parts[i].begin; slot < parts[i].end; slot++)
+            slots->blob[slot] = slot - parts[i].begin;
     memset(slots->map, 0xff, experts * sizeof *slots->map);
     return FT_OK;
 }

@@ -19,11 +19,14 @@
 #include "graph/arena.h"
 #include "graph/policy.h"
 
+#define FT_LANDINGS_MAX 8u /* of one part */
+
 /* What one GPU has of the pool. */
 struct ft_slots_part {
     uint32_t layer_end;  /* its layers: from the end of the part before */
     uint32_t begin, end; /* its slots */
-    char *memory;        /* [end - begin] blobs, slot_bytes apart, 64-byte aligned */
+    uint32_t landing_count; /* blobs without a slot (jobs/look_ahead.h) */
+    char *memory; /* [end - begin + landing_count] blobs, slot_bytes apart, 64-byte aligned */
 };
 
 struct ft_slots {
@@ -33,6 +36,7 @@ struct ft_slots {
     struct ft_slots_part parts[FT_GPUS_MAX];
     bool is_device;                       /* the host must not touch the parts' memory */
     uint32_t *layer, *expert, *last_used; /* [count] */
+    uint32_t *blob;                       /* [count] where it lies: index of a blob of its part */
     uint32_t *generation;                 /* [count] */
     uint8_t *busy;                        /* [count] leased in the running step's layer */
     uint32_t *filled_step;                /* [count] step whose fetch filled it */
@@ -62,12 +66,16 @@ static inline uint32_t ft_slots_find(const struct ft_slots *slots, uint32_t laye
 {
     return slots->count ? slots->map[(uint64_t)layer * slots->expert_count + expert] : FT_NONE;
 }
+static inline char *ft_slots_blob(const struct ft_slots *slots, uint32_t part, uint32_t blob)
+{
+    return slots->parts[part].memory + slots->slot_bytes * blob;
+}
 static inline char *ft_slots_memory(const struct ft_slots *slots, uint32_t slot)
 {
-    const struct ft_slots_part *part = slots->parts;
-    while (slot >= part->end)
+    uint32_t part = 0;
+    while (slot >= slots->parts[part].end)
         part++;
-    return part->memory + slots->slot_bytes * (slot - part->begin);
+    return ft_slots_blob(slots, part, slots->blob[slot]);
 }
 /* What the slot holds: layer * expert_count + expert, or FT_NONE. */
 static inline uint32_t ft_slots_holder(const struct ft_slots *slots, uint32_t slot)

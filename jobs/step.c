@@ -446,6 +446,7 @@ int ft_step_run(struct ft_step *step, const struct ft_graph *graph, struct ft_ba
                 uint64_t timeout_ns, struct ft_error *err)
 {
     begin(step, graph, batch);
+    step->looks_ahead = ft_look_ahead_wants(step, batch);
     uint32_t epoch = atomic_load_explicit(&step->epoch, memory_order_relaxed) + 1;
     atomic_store_explicit(&step->learning, step->meanwhile && step->meanwhile_learns, memory_order_relaxed);
     /* release: pairs with the acquire in wait_epoch */
@@ -482,10 +483,12 @@ int ft_step_run(struct ft_step *step, const struct ft_graph *graph, struct ft_ba
                 ft_prefetch_drop(step);
                 ft_lane_cuda_map_changed(step->cuda);
             }
+            ft_look_ahead_drop(step);
         } else {
             ft_slots_release(&step->slots, step->x.active.slot, step->x.active.count);
         }
         ft_prefetch_settle(step, ft_step_thread(step, FT_STEP_SESSION));
+        ft_look_ahead_settle(step, ft_step_thread(step, FT_STEP_SESSION));
     }
     /* A prefill that pauses says nothing about the decode step behind it. */
     if (!batch->prefill || !step->cuda)

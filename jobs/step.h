@@ -34,6 +34,7 @@
 #include "jobs/execute.h"
 #include "jobs/frontier.h"
 #include "jobs/lane_cpu.h"
+#include "jobs/look_ahead.h"
 #include "jobs/park.h"
 #include "jobs/prefetch.h"
 #include "jobs/slots.h"
@@ -53,7 +54,9 @@ struct ft_dynamic {
     uint32_t active;                 /* active index; FT_NONE for groups */
     uint32_t succ_begin, succ_count; /* indices of dynamic jobs that wait for it */
     uint32_t slot;                   /* fetch: what it fills; FT_NONE = staging */
-    bool awaits;       /* fetch: of a slot that a prefetch fills; copies only what is not there yet */
+    /* fetch of what was copied ahead: there is something left to copy only while *awaits is `ticket`, and not 0 */
+    _Atomic uint32_t *awaits;
+    uint32_t ticket;
     char *destination; /* fetch */
     uint64_t bytes;
     uint32_t victim; /* fetch: layer * expert_count + expert that the slot held, FT_NONE = it was free */
@@ -80,6 +83,8 @@ struct ft_step {
     struct ft_execute x;
     struct ft_slots slots;
     struct ft_prefetches prefetches[FT_GPUS_MAX]; /* by part of the slots */
+    struct ft_landings landings[FT_GPUS_MAX];
+    struct ft_foresight foresight;
     char *staging[FT_GPUS_MAX][2];                /* by part of the slots: [staging_experts] blobs each */
     uint64_t staging_stride;
     const struct ft_policy *policy;
@@ -95,6 +100,7 @@ struct ft_step {
     uint32_t *todo; /* [thread_count, todo_max] */
     uint32_t todo_max;
     uint32_t step_number;
+    bool looks_ahead;
     uint64_t begin_ns, end_ns;
     uint32_t hits, misses, fetches, cpu_experts, repairs;
     uint64_t fetch_bytes;

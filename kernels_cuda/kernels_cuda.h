@@ -68,6 +68,7 @@ struct ft_cuda_step {
     float *const *page;                              /* [sequences, pages_max] pages of struct ft_kv_layout */
     uint32_t pages_max;
     const uint32_t *epoch; /* [1] number of the step: the value that its flags take */
+    const uint32_t *looks_ahead; /* [1] not 0: route looks ahead in this step */
     uint32_t *failed;      /* mapped [rows]: 0, or 1 + the first layer in which the row was not a number (layer_count: head) */
     /* sampling, [logit_rows] each: parameters, and the tokens that the repetition penalty looks at */
     const struct ft_cuda_sampling *sampling;
@@ -94,7 +95,7 @@ struct ft_cuda_list {
     uint32_t groups_max, pairs_max;
 };
 
-/* One line of the host's answer: (layer, expert) moves into `slot`, whose holder was `victim` (layer * E + expert). */
+/* One line of the host's answer: (layer, expert) moves into a slot with this blob, whose holder was `victim` (layer * E + expert). */
 struct ft_cuda_move {
     uint32_t layer, expert, slot, victim; /* victim FT_NONE: the slot was free */
 };
@@ -109,6 +110,8 @@ struct ft_cuda_move {
  *             driver when nothing is fetched           release store
  *   computed  driver, when the CPU experts are done    release store               wait_computed, one thread, ld.acquire.sys
  *   ple       driver, when the rows are in memory      release store               ple_arrive, one thread, ld.acquire.sys
+ *   foreseen  route, one thread of the last block of   st.release.sys              driver, acquire load
+ *             the look-ahead's
  *   done      sample or end, one thread                st.release.sys              driver, acquire load
  *   abort     driver, when it gives up                 release store               every waiting thread
  */
@@ -124,12 +127,18 @@ struct ft_cuda_exchange {
     const uint32_t *move_count;            /* mapped [layer_count] */
     const struct ft_cuda_move *moves;      /* mapped [layer_count, moves_max] */
     uint32_t moves_max, rows_max;
+    /* router look-ahead; NULL: the session has none */
+    uint32_t *foreseen;       /* mapped [layer_count * FT_CUDA_FLAG_STRIDE] */
+    uint32_t *foreseen_ids;   /* mapped [layer_count, decode rows * k]: what the router of the next layer with experts
+                                 would choose for this layer's rows; FT_NONE where they are not numbers */
+    float *foreseen_logits;   /* device [decode rows, E] */
+    uint32_t layer_end;       /* of this GPU: the look-ahead ends there */
     /* forced routing of benchmarks: ids [layer_count, rows, k] that replace the router's choice; NULL = none. Mapped or
      * device. */
     const uint32_t *forced_ids;
 
-    uint32_t *slot_of;  /* device [layer_count, E]: slot or FT_NONE */
-    const char *slots;  /* device: slot i at slots + i * slot_bytes */
+    uint32_t *slot_of;  /* device [layer_count, E]: blob of the slot or FT_NONE */
+    const char *slots;  /* device: blob i at slots + i * slot_bytes */
     uint64_t slot_bytes;
     uint32_t *on_cpu;   /* device [rows_max * k]: 1 = the pair's result comes from host_y */
     uint32_t *counters; /* device [64]: "last block" counters of kernels; zero before and after each launch */

@@ -5,7 +5,9 @@
  * Decode form, one kernel: warps compute router logits, the shared expert's hidden values and its gate, with
  * the weights asked for before the kernel in front has ended; a block per row stages it for the experts; of
  * the blocks with logits the one that ends last picks every row's top k, looks the experts up in the slot
- * map, groups those that are resident and tells the driver. Prefill form: logits and shared projections by
+ * map, groups those that are resident and tells the driver. Look-ahead, where the step wants it: more warps give
+ * the same rows to the router of the next layer with experts; the last of their blocks tells the driver what that
+ * one would choose. Prefill form: logits and shared projections by
  * ft_cuda_project, then the same choice by a block per row.
  */
 #include <math.h>
@@ -20,6 +22,7 @@
 #define STAGED_MAX (40u * 1024) /* bytes */
 #define SCRATCH 64u             /* words of shared memory per choosing warp */
 #define ROUTE_COUNTER 32u       /* index of the "last block" counter */
+#define AHEAD_COUNTER 33u       /* the same, of the look-ahead's blocks */
 #define CHOOSE_HELD 16u         /* logits that a lane holds in registers */
 
 struct route_args {
@@ -38,6 +41,14 @@ struct route_args {
     float *host_x;                            /* mapped */
     uint32_t *counter;
     uint64_t *stamp;
+    struct {
+        struct ft_matrix router; /* of the layer that is looked at */
+        const float *bias;
+        const uint32_t *wanted; /* NULL: no look-ahead in this session, or behind this layer */
+        float *logits;
+        uint32_t *ids_out, *foreseen; /* mapped, of this layer */
+        uint32_t *counter;
+    } ahead;
     uint32_t *staged; /* decode: the rows of x for the experts (expert_stage.cuh) */
     enum ft_expert_kind kind;
 };
@@ -275,6 +286,34 @@ static __device__ uint32_t choose_row(const struct route_args *a, uint32_t row, 
     return id;
 }
 
+/* What the other router would choose for a row, by a warp: ids alone. */
+static __device__ void foresee_row(const struct route_args *a, uint32_t row, uint32_t *scratch)
+{
+    uint32_t lane = threadIdx.x & 31, key = 0, id = 0;
+    uint32_t *ids = a->ahead.ids_out + row * a->topk;
+    struct row_keys keys;
+    if (!load_keys(&keys, a->ahead.logits + (uint64_t)row * a->experts, a->experts)) {
+        for (uint32_t j = lane; j < a->topk; j += 32)
+            ids[j] = FT_NONE;
+        return;
+    }
+    if (a->topk > 32 || a->experts > CHOOSE_HELD * 32 || !choose_ranked(&keys, a->topk, scratch, &key, &id))
+        choose_in_turn(&keys, a->topk, ids, &key, &id);
+    else if (lane < a->topk)
+        ids[lane] = id;
+}
+
+/* All threads of the look-ahead's last block. */
+static __device__ void tell_foreseen(const struct route_args *a, uint32_t *scratch)
+{
+    uint32_t warp = threadIdx.x >> 5;
+    for (uint32_t r = warp; r < a->x.rows; r += ROUTE_WARPS)
+        foresee_row(a, r, scratch + warp * SCRATCH);
+    __syncthreads();
+    if (threadIdx.x == 0)
+        ft_store_release_system(a->ahead.foreseen, *a->epoch); /* pairs with the driver's acquire load */
+}
+
 /* ---- what the driver is told ---- */
 
 /* All threads of one block, after every row was chosen and a barrier. */
@@ -334,10 +373,11 @@ static __device__ void finish_one_row(const struct route_args *a, const float *x
  * expert and its gate. */
 struct route_tasks {
     uint32_t router, router_blocks, shared, gate;
-    uint32_t stage_blocks; /* in front of the others */
+    uint32_t stage_blocks;              /* in front of the others */
+    uint32_t ahead_block, ahead_blocks; /* the look-ahead's: the first, and how many */
 };
 
-enum task_kind { TASK_ROUTER, TASK_SHARED, TASK_GATE, TASK_NONE };
+enum task_kind { TASK_ROUTER, TASK_AHEAD, TASK_SHARED, TASK_GATE, TASK_NONE };
 
 /* What the warp computes: `outs` router outputs, or outs / 2 units of the shared expert (gate and up of each
  * side by side). Sums of rows that do not exist are of the last one. */
@@ -348,7 +388,11 @@ static __device__ __forceinline__ enum task_kind aim_task(const struct route_arg
 {
     uint32_t block = blockIdx.x - tasks->stage_blocks, task = block * ROUTE_WARPS + (threadIdx.x >> 5);
     enum task_kind kind = task < tasks->router ? TASK_ROUTER : TASK_NONE;
-    if (block >= tasks->router_blocks) {
+    bool is_ahead = tasks->ahead_blocks && blockIdx.x >= tasks->ahead_block;
+    if (is_ahead) {
+        task = (blockIdx.x - tasks->ahead_block) * ROUTE_WARPS + (threadIdx.x >> 5);
+        kind = task < tasks->router ? TASK_AHEAD : TASK_NONE;
+    } else if (block >= tasks->router_blocks) {
         task -= tasks->router_blocks * ROUTE_WARPS;
         kind = task < tasks->shared                 ? TASK_SHARED
                : task - tasks->shared < tasks->gate ? TASK_GATE
@@ -358,10 +402,11 @@ static __device__ __forceinline__ enum task_kind aim_task(const struct route_arg
     for (int o = 0; o < outs; o++) {
         w[o] = kind == TASK_SHARED ? (o & 1 ? &a->up : &a->gate)
                : kind == TASK_GATE ? &a->shared_gate
+               : is_ahead          ? &a->ahead.router
                                    : &a->router;
-        row[o] = kind == TASK_SHARED   ? min(task * (outs / 2) + o / 2, a->shared_width - 1)
-                 : kind == TASK_ROUTER ? min(task * outs + o, a->experts - 1)
-                                       : 0;
+        row[o] = kind == TASK_SHARED ? min(task * (outs / 2) + o / 2, a->shared_width - 1)
+                 : kind == TASK_ROUTER || kind == TASK_AHEAD ? min(task * outs + o, a->experts - 1)
+                                                             : 0;
     }
     *number = task;
     return kind;
@@ -383,6 +428,9 @@ static __device__ __forceinline__ void store_task(const struct route_args *a, en
             if (kind == TASK_ROUTER && e < a->experts)
                 a->logits[(uint64_t)r * a->experts + e] =
                     sum[o][r] + (a->router_bias ? a->router_bias[e] : 0.0f);
+            if (kind == TASK_AHEAD && e < a->experts)
+                a->ahead.logits[(uint64_t)r * a->experts + e] =
+                    sum[o][r] + (a->ahead.bias ? a->ahead.bias[e] : 0.0f);
             if (kind == TASK_SHARED && !(o & 1) && unit < a->shared_width)
                 a->shared_h[(uint64_t)r * a->shared_width + unit] = ft_silu_device(sum[o][r]) * sum[o | 1][r];
             if (kind == TASK_GATE && o == 0)
@@ -447,6 +495,12 @@ static __global__ void __launch_bounds__(ROUTE_THREADS, rows <= 4 ? 3 : 2)
         stage_x(&a, blockIdx.x);
         return;
     }
+    bool is_ahead = tasks.ahead_blocks && blockIdx.x >= tasks.ahead_block;
+    if (is_ahead && !__ldcg(a.ahead.wanted)) { /* an input of the step: written long before */
+        ft_begin_next();
+        ft_wait_previous(); /* no block ends before everything in front of it: the kernels behind count on it */
+        return;
+    }
     enum task_kind kind = aim_task<outs>(&a, &tasks, &task, w, row);
     struct ft_rows_x x = a.x;
     if (staged)
@@ -464,6 +518,11 @@ static __global__ void __launch_bounds__(ROUTE_THREADS, rows <= 4 ? 3 : 2)
         __syncthreads();
     });
     store_task<rows, outs>(&a, kind, task, sum);
+    if (is_ahead) {
+        if (is_last_block(a.ahead.counter, tasks.ahead_blocks, word))
+            tell_foreseen(&a, scratch);
+        return;
+    }
     if (blockIdx.x - tasks.stage_blocks >= tasks.router_blocks ||
         !is_last_block(a.counter, tasks.router_blocks, word))
         return;
@@ -491,9 +550,10 @@ static int launch_decode(const struct route_args *a, void *stream)
     uint32_t staged = a->x.rows <= STAGED_ROWS && bytes <= STAGED_MAX && a->hidden % 4 == 0 &&
                       a->x.stride == a->hidden && ((uintptr_t)a->x.x & 15) == 0;
     tasks.stage_blocks = a->kind == FT_EXPERT_SLOW ? 0 : a->x.rows;
-    dim3 grid(tasks.stage_blocks + tasks.router_blocks +
-              (tasks.shared + tasks.gate + ROUTE_WARPS - 1) / ROUTE_WARPS),
-        block(ROUTE_THREADS);
+    tasks.ahead_block = tasks.stage_blocks + tasks.router_blocks +
+                        (tasks.shared + tasks.gate + ROUTE_WARPS - 1) / ROUTE_WARPS;
+    tasks.ahead_blocks = a->ahead.wanted ? tasks.router_blocks : 0;
+    dim3 grid(tasks.ahead_block + tasks.ahead_blocks), block(ROUTE_THREADS);
     bytes = staged ? bytes : 0;
     if (a->x.rows <= 1 && a->topk <= 32)
         return FT_LAUNCH_NEXT(route_kernel<1>, grid, block, bytes, stream, *a, tasks, staged);
@@ -579,6 +639,22 @@ static void fill_exchange(struct route_args *a, const struct ft_cuda *c, uint32_
         a->forced = x->forced_ids + (uint64_t)layer * c->step.rows * a->topk;
 }
 
+/* The router of the next layer with experts, on the same GPU. */
+static void fill_ahead(struct route_args *a, const struct ft_cuda *c, uint32_t layer)
+{
+    const struct ft_cuda_exchange *x = &c->exchange;
+    uint32_t target = x->foreseen ? ft_model_next_experts(c->model, layer, x->layer_end) : FT_NONE;
+    if (target == FT_NONE)
+        return;
+    a->ahead.router = c->weights->layers[target].router;
+    a->ahead.bias = c->weights->layers[target].router_bias;
+    a->ahead.wanted = c->step.looks_ahead;
+    a->ahead.logits = x->foreseen_logits;
+    a->ahead.ids_out = x->foreseen_ids + (uint64_t)layer * FT_MIN(x->rows_max, FT_CUDA_DECODE_ROWS) * a->topk;
+    a->ahead.foreseen = x->foreseen + (uint64_t)layer * FT_CUDA_FLAG_STRIDE;
+    a->ahead.counter = x->counters + AHEAD_COUNTER;
+}
+
 extern "C" int ft_cuda_route(const struct ft_cuda *c, uint32_t layer, bool resolve, void *stream)
 {
     const struct ft_model *m = c->model;
@@ -612,5 +688,7 @@ extern "C" int ft_cuda_route(const struct ft_cuda *c, uint32_t layer, bool resol
     a.staged = (uint32_t *)(c->base + c->space.staged);
     a.kind = ft_expert_kind_of(&w->expert_layout);
     fill_exchange(&a, c, layer, resolve);
+    if (resolve && c->step.rows <= FT_CUDA_DECODE_ROWS)
+        fill_ahead(&a, c, layer);
     return c->step.rows <= FT_CUDA_DECODE_ROWS ? launch_decode(&a, stream) : launch_prefill(c, &a, stream);
 }

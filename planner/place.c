@@ -8,9 +8,14 @@ static uint32_t key_capacity(const struct ft_policy_params *params)
     return params->model ? FT_MAX(params->model->expert_count, 1u) : FT_EXPERTS_MAX;
 }
 
+static uint64_t key_bytes(const struct ft_policy_params *params)
+{
+    return 2ull * key_capacity(params) * sizeof(uint64_t);
+}
+
 uint64_t ft_place_state_bytes(const struct ft_policy_params *params)
 {
-    return sizeof(struct ft_place_state) + 2ull * key_capacity(params) * sizeof(uint64_t);
+    return sizeof(struct ft_place_state) + key_bytes(params);
 }
 
 int ft_place_init(void *state, const struct ft_policy_params *params, struct ft_error *err)
@@ -30,6 +35,7 @@ uint32_t ft_place_begin(struct ft_place_state *state, const struct ft_layer_in *
     struct ft_pick *misses = &state->misses;
     misses->room = FT_MIN(in->active_count, state->capacity);
     misses->count = 0;
+    state->ahead_count = 0;
     out->prefetch_count = 0;
     for (uint32_t i = 0; i < in->active_count; i++) {
         bool resident = in->has_device && in->slot[i] != FT_NONE;
@@ -39,11 +45,26 @@ uint32_t ft_place_begin(struct ft_place_state *state, const struct ft_layer_in *
                                                     : FT_REASON_NO_DEVICE);
         out->victim[i] = FT_NONE;
         out->predicted_ns[i] = 0;
-        if (!resident && in->has_device)
-            ft_pick_push(misses, UINT32_MAX - in->last_used[i], i);
+        if (resident || !in->has_device)
+            continue;
+        bool ahead = in->ahead && in->ahead[i];
+        state->ahead_count += ahead;
+        ft_pick_push(misses, UINT32_MAX - in->last_used[i], i);
     }
     ft_pick_sort(misses);
     return misses->count;
+}
+
+void ft_place_put_ahead_first(struct ft_place_state *state, const struct ft_layer_in *in)
+{
+    struct ft_pick *misses = &state->misses;
+    if (!state->ahead_count)
+        return;
+    misses->count = 0;
+    for (uint32_t i = 0; i < in->active_count; i++)
+        if (in->slot[i] == FT_NONE)
+            ft_pick_push(misses, in->ahead[i] ? 0 : UINT32_MAX - in->last_used[i], i);
+    ft_pick_sort(misses);
 }
 
 /* Is the i-th slot of the list still as old as it was, and free to be taken by this layer? */
@@ -163,4 +184,43 @@ void ft_place_keep(struct ft_place_state *state, const struct ft_layer_in *in, s
         out->prefetch_victim[n] = slot;
         out->prefetch_count = n + 1;
     }
+}
+
+/* ---- with look-ahead ---- */
+
+uint64_t ft_place_looking_bytes(const struct ft_policy_params *params)
+{
+    return sizeof(struct ft_place_looking) + key_bytes(params) +
+           ft_ahead_layers(params) * sizeof(struct ft_ahead_layer);
+}
+
+int ft_place_looking_init(void *state, const struct ft_policy_params *params, struct ft_error *err)
+{
+    struct ft_place_looking *looking = state;
+    int status = ft_place_init(&looking->place, params, err);
+    looking->place.misses.keys = (uint64_t *)(looking + 1); /* not behind place: it is embedded */
+    looking->place.victims.keys = looking->place.misses.keys + looking->place.capacity;
+    ft_ahead_init(&looking->ahead, params,
+                  (struct ft_ahead_layer *)((char *)(looking + 1) + key_bytes(params)));
+    return status;
+}
+
+void ft_place_looking_observe(void *state, const struct ft_observation *observation)
+{
+    ft_ahead_observe(&((struct ft_place_looking *)state)->ahead, observation);
+}
+
+void ft_place_looking_step_end(void *state, const struct ft_step_summary *summary)
+{
+    ft_ahead_step_end(&((struct ft_place_looking *)state)->ahead, summary);
+}
+
+bool ft_place_looks_ahead(const void *state)
+{
+    return ft_ahead_looks(&((const struct ft_place_looking *)state)->ahead);
+}
+
+uint32_t ft_place_look_ahead(void *state, const struct ft_foreseen *foreseen, uint32_t *chosen)
+{
+    return ft_ahead_choose(&((struct ft_place_looking *)state)->ahead, foreseen, chosen);
 }

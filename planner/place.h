@@ -7,6 +7,7 @@
 #define FT_PLANNER_PLACE_H
 
 #include "graph/policy.h"
+#include "planner/ahead.h"
 #include "planner/pick.h"
 
 #define FT_PLACE_AHEAD 96u
@@ -28,7 +29,7 @@ struct ft_place_state {
     struct ft_place_ahead ahead;
     struct ft_policy_params params;
     struct ft_pick misses, victims; /* room for one layer's active experts each */
-    uint32_t miss_count;
+    uint32_t ahead_count; /* of the misses: those that were copied ahead */
     uint32_t capacity; /* keys behind each pick: experts of a layer */
 };
 
@@ -41,6 +42,8 @@ int ft_place_init(void *state, const struct ft_policy_params *params, struct ft_
  * their number, 0 without a device. */
 uint32_t ft_place_begin(struct ft_place_state *state, const struct ft_layer_in *in, struct ft_layer_out *out,
                         enum ft_reason miss_reason);
+/* Then: the collected misses that were copied ahead stand in front of the others. */
+void ft_place_put_ahead_first(struct ft_place_state *state, const struct ft_layer_in *in);
 /* Makes FETCH of the first `count` collected misses. In prefill they are staged; else each takes a slot, the
  * least recently used first. What finds no slot: reuse = true gives it a slot of this answer again (a wave,
  * evict_lru.h), else it stays on the CPU with NO_SLOT. */
@@ -53,5 +56,18 @@ void ft_place_prepare(void *state, const struct ft_slot_view *slots, uint32_t st
  * next, but none that was used in this step. */
 void ft_place_keep(struct ft_place_state *state, const struct ft_layer_in *in, struct ft_layer_out *out,
                    uint32_t first, uint32_t count);
+
+/* State and calls of a policy that looks ahead and has nothing else to remember. The picks' keys and the layers' notes
+ * stand behind the struct. */
+struct ft_place_looking {
+    struct ft_place_state place;
+    struct ft_ahead ahead;
+};
+uint64_t ft_place_looking_bytes(const struct ft_policy_params *params);
+int ft_place_looking_init(void *state, const struct ft_policy_params *params, struct ft_error *err);
+void ft_place_looking_observe(void *state, const struct ft_observation *observation);
+void ft_place_looking_step_end(void *state, const struct ft_step_summary *summary);
+bool ft_place_looks_ahead(const void *state);
+uint32_t ft_place_look_ahead(void *state, const struct ft_foreseen *foreseen, uint32_t *chosen);
 
 #endif

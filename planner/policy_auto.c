@@ -72,7 +72,6 @@ static const double cpu_rates[FT_FORMAT_COUNT] = {[FT_FORMAT_NVFP4] = 20e9,
 #define UPPER_BOUND_NS 4000.0 /* a wait for the link that short: the copies were there before */
 #define REUSE_WEIGHT 0.0625   /* of a step in the reuse estimate */
 #define FACTOR_MIN 0.01
-#define GAP_WEIGHT 0.125  /* of a step in the gap behind a layer */
 #define AHEAD_SKIP 4u     /* first steps, which make what later ones find */
 #define KEEP_MARGIN 0.05  /* p - q from which on idle link time is used */
 #define KEEP_HITS_MIN 0.1 /* p: fewer than one of ten copies would be used */
@@ -126,24 +125,17 @@ struct auto_state {
     uint32_t layer_count;
     struct seen *layers;   /* [layer_count] */
     double *factor[LANES]; /* [layer_count]: time of this layer over that of all of them; mean 1 */
-    double *gaps; /* [layer_count]: the link's idle time behind a layer's copies, ns; 0 = not known */
-    /* the last layer of the step before that fetched: its gap ends with this step's first layer */
-    uint32_t open_layer;
-    double open_end;       /* 0 = none */
-    struct ft_trial ahead; /* copies into idle time of the link */
+    struct ft_trial keeps; /* copies into idle time of the link, of what the CPU has computed */
+    struct ft_ahead ahead; /* router look-ahead; also knows the link's idle time */
 };
 
 /* ---- begin ---- */
 
-static uint32_t layers_of(const struct ft_policy_params *params)
-{
-    return params->model && params->model->layer_count ? params->model->layer_count : FT_LAYERS_MAX;
-}
-
 static uint64_t state_bytes(const struct ft_policy_params *params)
 {
     return sizeof(struct auto_state) +
-           layers_of(params) * (sizeof(struct seen) + (1 + LANES) * sizeof(double)) +
+           ft_ahead_layers(params) *
+               (sizeof(struct seen) + sizeof(struct ft_ahead_layer) + LANES * sizeof(double)) +
            ft_place_state_bytes(params);
 }
 
@@ -174,10 +166,11 @@ static int init(void *state, const struct ft_policy_params *params, struct ft_er
     static const struct ft_machine unknown;
     struct auto_state *s = state;
     int status = ft_place_init(&s->place, params, err);
-    s->layer_count = layers_of(params);
+    s->layer_count = ft_ahead_layers(params);
     s->layers = (struct seen *)(s + 1);
-    s->gaps = (double *)(s->layers + s->layer_count);
-    double *end = s->gaps + s->layer_count;
+    struct ft_ahead_layer *ahead = (struct ft_ahead_layer *)(s->layers + s->layer_count);
+    ft_ahead_init(&s->ahead, params, ahead);
+    double *end = (double *)(ahead + s->layer_count);
     for (uint32_t lane = 0; lane < LANES; lane++, end += s->layer_count) {
         s->factor[lane] = end;
         for (uint32_t i = 0; i < s->layer_count; i++)
@@ -186,7 +179,7 @@ static int init(void *state, const struct ft_policy_params *params, struct ft_er
     s->place.misses.keys = (uint64_t *)end; /* not behind place: it is embedded */
     s->place.victims.keys = s->place.misses.keys + s->place.capacity;
     init_rates(s, params->machine ? params->machine : &unknown);
-    ft_trial_init(&s->ahead, AHEAD_SKIP);
+    ft_trial_init(&s->keeps, AHEAD_SKIP);
     for (uint32_t lane = 0; lane < LANES; lane++)
         for (uint32_t both = 0; both < 2; both++)
             s->belief[lane][both] = (struct belief){.fixed = 1, .work = 1, .weight = 1};
@@ -271,7 +264,8 @@ static enum way way_of(const struct split *x)
 
 /* ---- the choice ---- */
 
-/* Sorts the misses anew: most work for the CPU first, then the most recently used; returns the sum of rows factors. */
+/* Sorts the misses anew: what was copied ahead, then most work for the CPU first, then the most recently used. Returns
+ * the sum of rows factors of those that were not copied. */
 static double sort_misses(struct auto_state *s, const struct ft_layer_in *in)
 {
     struct ft_pick *misses = &s->place.misses;
@@ -282,8 +276,9 @@ static double sort_misses(struct auto_state *s, const struct ft_layer_in *in)
             continue;
         uint32_t rows = FT_MIN(FT_MAX(in->rows[i], ROWS_FREE), 0xffffu);
         uint32_t age = in->last_used[i] ? FT_MIN(in->step - in->last_used[i], 0xfffeu) : 0xffffu;
-        ft_pick_push(misses, (0xffffu - rows) << 16 | age, i);
-        sum += rows_factor(in->rows[i]);
+        bool ahead = in->ahead && in->ahead[i];
+        ft_pick_push(misses, ahead ? 0 : (0xffffu - rows) << 16 | age, i);
+        sum += ahead ? 0 : rows_factor(in->rows[i]);
     }
     ft_pick_sort(misses);
     return sum;
@@ -301,10 +296,11 @@ static double walk_splits(const struct auto_state *s, const struct ft_layer_in *
 {
     double resident = resident_ns(s, in, misses), left = cpu_experts, soonest = 0;
     uint32_t most = in->prefill ? misses : FT_MIN(misses, in->slots.end - in->slots.begin);
+    uint32_t ahead = s->place.ahead_count; /* these are fetched besides */
     memset(exists, 0, WAYS * sizeof *exists);
     for (uint32_t f = 0; f <= most; f++) {
         if (f)
-            left -= rows_factor(in->rows[ft_pick_index(&s->place.misses, f - 1)]);
+            left -= rows_factor(in->rows[ft_pick_index(&s->place.misses, ahead + f - 1)]);
         struct split x = split_of(s, in, f, f == misses ? 0 : FT_MAX(left, 1.0), resident);
         enum way way = way_of(&x);
         x.score = x.end_ns - f * value;
@@ -358,7 +354,7 @@ static uint32_t count_kept(const struct auto_state *s, const struct ft_layer_in 
         return 0;
     /* The CPU may still be at work in the gap. */
     double each = in->expert_bytes * 1e9 / s->rate[LINK][1][in->format] * belief_of(s, LINK, true)->work;
-    return (uint32_t)FT_MIN(s->gaps[in->layer] / FT_MAX(each, COPY_ISSUE_NS), 1e6);
+    return (uint32_t)FT_MIN(s->ahead.layers[in->layer].gap / FT_MAX(each, COPY_ISSUE_NS), 1e6);
 }
 
 /* ---- what the step notes ---- */
@@ -392,7 +388,7 @@ static void note_layer(struct auto_state *s, const struct ft_layer_in *in, struc
     uint32_t fetched = 0;
     double cpu_experts = 0;
     for (uint32_t i = 0; i < in->active_count; i++) {
-        fetched += out->place[i] == FT_PLACE_FETCH;
+        fetched += out->place[i] == FT_PLACE_FETCH && !(in->ahead && in->ahead[i]);
         cpu_experts += out->place[i] == FT_PLACE_CPU ? rows_factor(in->rows[i]) : 0;
     }
     struct split x = split_of(s, in, fetched, cpu_experts, resident);
@@ -417,22 +413,26 @@ static void decide_layer(void *state, const struct ft_layer_in *in, struct ft_la
     uint32_t misses = ft_place_begin(&s->place, in, out, reason);
     if (!in->has_device)
         return;
+    uint32_t ahead = s->place.ahead_count, rest = misses - ahead;
     if (misses) {
         double cpu_experts = sort_misses(s, in);
-        struct split x = choose(s, in, misses, cpu_experts, &reason);
+        struct split x = {0};
+        if (rest)
+            x = choose(s, in, rest, cpu_experts, &reason);
         for (uint32_t i = 0; reason == FT_REASON_PROBE && i < in->active_count; i++)
             if (out->place[i] == FT_PLACE_CPU)
                 out->reason[i] = (uint8_t)reason;
         s->probed |= reason == FT_REASON_PROBE;
-        ft_place_fetch(&s->place, in, out, x.fetched, reason, false);
-        if (!s->place.params.no_prefetch && s->ahead.on)
-            ft_place_keep(&s->place, in, out, x.fetched, count_kept(s, in));
+        ft_place_fetch(&s->place, in, out, ahead + x.fetched, reason, false);
+        if (!s->place.params.no_prefetch && s->keeps.on)
+            ft_place_keep(&s->place, in, out, ahead + x.fetched, count_kept(s, in));
     }
     if (!in->prefill) {
         note_ages(s, in);
         note_victims(s, in, out);
     }
-    note_layer(s, in, out, resident_ns(s, in, misses));
+    note_layer(s, in, out, resident_ns(s, in, rest));
+    ft_ahead_decided(&s->ahead, in, out);
 }
 
 /* ---- what happened ---- */
@@ -441,6 +441,7 @@ static void observe(void *state, const struct ft_observation *o)
 {
     struct auto_state *s = state;
     double end = o->start_ns + o->duration_ns;
+    ft_ahead_observe(&s->ahead, o);
     if (o->layer >= s->layer_count)
         return;
     struct seen *seen = &s->layers[o->layer];
@@ -524,26 +525,6 @@ static void ewma(double *value, double now, bool known)
     *value += (known ? REUSE_WEIGHT : 1) * (now - *value);
 }
 
-static void note_gap(struct auto_state *s, uint32_t layer, double ns)
-{
-    double *known = &s->gaps[layer], now = FT_MAX(ns, 1.0);
-    *known += (*known > 0 ? GAP_WEIGHT : 1) * (now - *known);
-}
-
-/* From the end of each layer's copies to the next layer's policy, across steps. */
-static void learn_gaps(struct auto_state *s)
-{
-    for (uint32_t i = 0; i < s->layer_count; i++) {
-        const struct seen *seen = &s->layers[i];
-        if (!(seen->begin > 0))
-            continue;
-        if (s->open_end > 0)
-            note_gap(s, s->open_layer, seen->begin - s->open_end);
-        s->open_layer = i;
-        s->open_end = seen->end[LINK] > seen->begin && seen->cost[LINK].work > 0 ? seen->end[LINK] : 0;
-    }
-}
-
 static void learn_reuse(struct auto_state *s)
 {
     struct reuse *r = &s->reuse;
@@ -567,11 +548,9 @@ static void step_end(void *state, const struct ft_step_summary *summary)
         learn_reuse(s);
     if (learns) {
         learn_layers(s);
-        learn_gaps(s);
-        ft_trial_step(&s->ahead, summary->rows, summary->duration_ns);
-    } else {
-        s->open_end = 0;
+        ft_trial_step(&s->keeps, summary->rows, summary->duration_ns);
     }
+    ft_ahead_step_end(&s->ahead, summary);
     for (uint32_t lane = 0; lane < LANES && learns; lane++)
         for (uint32_t both = 0; both < 2; both++)
             s->belief[lane][both].idle += s->miss_layers;
@@ -591,6 +570,16 @@ static void step_end(void *state, const struct ft_step_summary *summary)
     s->miss_layers = 0;
 }
 
+static bool looks_ahead(const void *state)
+{
+    return ft_ahead_looks(&((const struct auto_state *)state)->ahead);
+}
+
+static uint32_t look_ahead(void *state, const struct ft_foreseen *foreseen, uint32_t *chosen)
+{
+    return ft_ahead_choose(&((struct auto_state *)state)->ahead, foreseen, chosen);
+}
+
 const struct ft_policy ft_policy_auto = {.abi = FT_POLICY_ABI,
                                          .name = "auto",
                                          .state_bytes = state_bytes,
@@ -598,4 +587,6 @@ const struct ft_policy ft_policy_auto = {.abi = FT_POLICY_ABI,
                                          .decide_layer = decide_layer,
                                          .observe = observe,
                                          .step_end = step_end,
-                                         .prepare = ft_place_prepare};
+                                         .prepare = ft_place_prepare,
+                                         .looks_ahead = looks_ahead,
+                                         .look_ahead = look_ahead};

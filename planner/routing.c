@@ -19,11 +19,9 @@ static const struct {
 
 static uint64_t random_next(uint64_t *state)
 {
-    /* splitmix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014 */
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
+    uint64_t random = ft_splitmix64(*state);
+    *state += FT_SPLITMIX_GAMMA;
+    return random;
 }
 
 static double random_unit(uint64_t *state)

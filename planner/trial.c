@@ -23,6 +23,18 @@ static void begin(struct ft_trial *trial, uint8_t phase, bool on)
     trial->count = 0;
 }
 
+static void decide(struct ft_trial *trial, bool on)
+{
+    begin(trial, DECIDED, on);
+    trial->left = trial->pause;
+    trial->pause = FT_MIN(2 * trial->pause, PAUSE_LAST);
+}
+
+void ft_trial_reject(struct ft_trial *trial)
+{
+    decide(trial, false);
+}
+
 static double median(double *ns)
 {
     for (uint32_t i = 1; i < FT_TRIAL_STEPS; i++)
@@ -58,7 +70,5 @@ void ft_trial_step(struct ft_trial *trial, uint32_t rows, double ns)
         begin(trial, WITHOUT, false);
         return;
     }
-    begin(trial, DECIDED, median(trial->ns[1]) < FREE * median(trial->ns[0]));
-    trial->left = trial->pause;
-    trial->pause = FT_MIN(2 * trial->pause, PAUSE_LAST);
+    decide(trial, median(trial->ns[1]) < FREE * median(trial->ns[0]));
 }

@@ -24,6 +24,8 @@ struct ft_trial {
 
 /* On from the first step; the first `skip` are not looked at. */
 void ft_trial_init(struct ft_trial *trial, uint32_t skip);
+/* It is known to bring nothing: off until the next trial. */
+void ft_trial_reject(struct ft_trial *trial);
 /* A step has ended. Steps of other rows cannot be compared: the trial begins anew. */
 void ft_trial_step(struct ft_trial *trial, uint32_t rows, double ns);
 

@@ -410,8 +410,9 @@ static void check_maps(const struct ft_session *session)
     uint64_t experts = (uint64_t)slots->layer_count * slots->expert_count;
     if (session->cuda->map_dirty)
         return;
-    CHECK(memcmp(session->cuda->c.exchange.slot_of, slots->map, experts * 4) == 0);
+    const uint32_t *slot_of = session->cuda->c.exchange.slot_of;
     for (uint32_t e = 0; e < experts; e++) {
+        CHECK_EQ(slot_of[e], slots->map[e] == FT_NONE ? FT_NONE : slots->blob[slots->map[e]]);
         const struct ft_layer_weights *w = &session->options.weights->layers[e / slots->expert_count];
         if (slots->map[e] != FT_NONE)
             CHECK(memcmp(ft_slots_memory(slots, slots->map[e]),

@@ -22,6 +22,7 @@ struct ft_decode_row {
     double mean_step_s, median_step_s, min_step_s;
     struct ft_bench_prefill prefill;            /* --prefill */
     struct ft_session_stats stats;              /* of the timed steps alone */
+    uint32_t slots; /* of the cache: the plan's less landing buffers */
     uint64_t active, lru_misses, belady_misses; /* of the timed steps, by replay of the routing */
     uint32_t warm_slots;
     struct ft_decode_traffic traffic;

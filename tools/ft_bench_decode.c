@@ -37,7 +37,8 @@ struct options {
     double cache_rate, link_gbs, share, ceiling_seconds, device_gbs;
     uint64_t seed, ple_bytes;
     bool device_given, compare, prefill, json, pin;
-    uint32_t prefetch; /* enum ft_prefetch_wish */
+    uint32_t prefetch, look_ahead; /* enum ft_prefetch_wish */
+    double foresight;
     struct ft_option_numbers gpus;
 };
 
@@ -87,6 +88,10 @@ static const struct ft_option table[] = {
     {"beside", "N", "decode steps beside the prompt, at most", NULL, FT_OPTION_U32, FIELD(beside), 1, 1e6},
     {"routing", "FILE", "recorded routing (trace.<i> of a safetensors file)",
      "generated, see planner/routing.h", FT_OPTION_STRING, FIELD(routing), 0, 0},
+    {"foresight", "X",
+     "probability with which an expert of the next layer is foreseen; 0.7 is what the demo model's routers "
+     "reach",
+     "0.7", FT_OPTION_F64, FIELD(foresight), 0, 1},
     {"ple-file", "F", "PLE table to read rows from", "the model runs without PLE", FT_OPTION_STRING,
      FIELD(ple_file), 0, 0},
     {"ple-bytes", "BYTES", "size of the PLE table, which is made when it is absent", NULL, FT_OPTION_BYTES,
@@ -101,6 +106,10 @@ static const struct ft_option table[] = {
     {"seed", "N", "of weights and routing", NULL, FT_OPTION_U64, FIELD(seed), 0, 0},
     {"isa", "NAME", "kernels: as in ft run", "the best of this core", FT_OPTION_STRING, FIELD(isa), 0, 0},
     {"no-pin", NULL, "do not pin workers to cores", NULL, FT_OPTION_CLEAR, FIELD(pin), 0, 0},
+    {"look-ahead", "auto|on|off",
+     "copy experts that the next layer's router will probably choose while the link idles; auto: as far as "
+     "it pays",
+     NULL, FT_OPTION_CHOICE, FIELD(look_ahead), 0, 0},
     {"prefetch", "auto|on|off",
      "strategy auto: copy experts ahead while the link idles; auto: not on a GPU, nor with --trace", NULL,
      FT_OPTION_CHOICE, FIELD(prefetch), 0, 0},
@@ -185,6 +194,7 @@ static void make_open_options(const struct bench *bench, enum ft_strategy strate
     open->link_gbs = o->link_gbs;
     open->pin = o->pin;
     open->prefetch = o->prefetch;
+    open->look_ahead = o->look_ahead;
     open->quiet = true;
 }
 
@@ -330,7 +340,7 @@ static int replay(const struct bench *bench, struct ft_decode_row *row, const st
                   uint32_t first, struct ft_error *err)
 {
     struct ft_routing_count lru, belady;
-    uint32_t experts = bench->model.expert_count, slots = row->plan.slot_count;
+    uint32_t experts = bench->model.expert_count, slots = row->slots;
     struct ft_decode_traffic traffic = row->traffic;
     if (row->plan.device == FT_DEVICE_NONE || bench->sizes.moe_layer_count != bench->model.layer_count)
         return FT_OK;
@@ -373,7 +383,8 @@ static int measure_row(struct bench *bench, struct ft_engine *engine, struct ft_
                                                      .steps = o->steps,
                                                      .seed = o->seed,
                                                      .go_on = go_on};
-    int status = list_warm(bench, engine->plan.slot_count, &warm, err);
+    row->slots = ft_session_slot_count(engine->session);
+    int status = list_warm(bench, row->slots, &warm, err);
     if (status == FT_OK) {
         drop_dense_layers(&bench->model, &warm);
         status = ft_session_warm_slots(engine->session, warm.layer, warm.expert, warm.count, &row->warm_slots,
@@ -460,19 +471,29 @@ static int get_routing(struct bench *bench, struct ft_error *err)
 {
     const struct options *o = bench->options;
     const struct ft_model *m = &bench->model;
+    char ahead[96] = "";
+    int status;
+    if (o->look_ahead != FT_PREFETCH_OFF)
+        snprintf(ahead, sizeof ahead, "; look-ahead: the next layer's are foreseen with probability %.2f",
+                 o->foresight);
     if (o->routing) {
-        snprintf(bench->report.routing, sizeof bench->report.routing, "recorded: %.200s", o->routing);
-        return ft_routing_file_read(o->routing, m, o->batch, &bench->routing, err);
+        snprintf(bench->report.routing, sizeof bench->report.routing, "recorded: %.150s%s", o->routing,
+                 ahead);
+        status = ft_routing_file_read(o->routing, m, o->batch, &bench->routing, err);
+        bench->routing.foresight = (float)o->foresight;
+        return status;
     }
-    snprintf(bench->report.routing, sizeof bench->report.routing, "generated, seed %llu",
-             (unsigned long long)o->seed);
+    snprintf(bench->report.routing, sizeof bench->report.routing, "generated, seed %llu%s",
+             (unsigned long long)o->seed, ahead);
     bench->generator = (struct ft_routing_options){.step_count = FT_MIN(max_tokens(o), ROUTING_REPEATS),
                                                    .layer_count = m->layer_count,
                                                    .row_count = o->batch,
                                                    .topk = m->topk,
                                                    .expert_count = m->expert_count,
                                                    .seed = o->seed};
-    return ft_routing_generate(&bench->generator, &bench->routing, err);
+    status = ft_routing_generate(&bench->generator, &bench->routing, err);
+    bench->routing.foresight = (float)o->foresight;
+    return status;
 }
 
 /* Whether every row will fit, before minutes are spent on weights. */
@@ -662,6 +683,7 @@ int ft_command_bench_decode(int argc, char **argv)
                               .warmup = 16,
                               .ceiling_seconds = 0.2,
                               .seed = FT_ROUTING_SEED,
+                              .foresight = 0.7,
                               .ple_bytes = 8ull << 30,
                               .pin = true};
     const struct ft_option_group groups[] = {{"Options", table, FT_COUNT_OF(table), &options}};

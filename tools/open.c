@@ -80,6 +80,10 @@ const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
      "kernels: ref, avx2, avx2vnni, avx512, avx512vnni, avx512amx (for many rows); less exact: "
      "avx2-int8, avx2vnni-int8, avx512vnni-int8 (also $FT_ISA)",
      "the best of this core", FT_OPTION_STRING, FIELD(isa), 0, 0},
+    {"look-ahead", "auto|on|off",
+     "copy experts that the next layer's router will probably choose while the link idles; auto: as far as "
+     "it pays",
+     NULL, FT_OPTION_CHOICE, FIELD(look_ahead), 0, 0},
     {"prefetch", "auto|on|off",
      "strategy auto: copy experts ahead while the link idles; auto: not on a GPU, nor with --trace", NULL,
      FT_OPTION_CHOICE, FIELD(prefetch), 0, 0},
@@ -466,6 +470,8 @@ static int open_session(struct ft_engine *engine, const struct ft_open_options *
                           .slot_count = engine->plan.slot_count,
                           .deterministic = engine->plan.deterministic,
                           .no_prefetch = !wants_prefetch(options, &engine->plan),
+                          .no_look_ahead = options->look_ahead == FT_PREFETCH_OFF,
+                          .always_looks = options->look_ahead == FT_PREFETCH_ON,
                           .extra = options->replay ? &engine->replay : NULL},
     };
     if (options->trace) {

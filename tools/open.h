@@ -46,10 +46,10 @@ struct ft_open_options {
         assume_gpu; /* plans only: --device cuda with --vram on a machine without a GPU supposes as many as are named */
     double link_gbs, link_delay_us;
     bool pin, quiet;
-    uint32_t prefetch; /* enum ft_prefetch_wish */
+    uint32_t prefetch, look_ahead; /* enum ft_prefetch_wish */
 };
 
-#define FT_OPEN_OPTION_COUNT 30u
+#define FT_OPEN_OPTION_COUNT 31u
 extern const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT];
 void ft_open_options_init(struct ft_open_options *options);
 /* The group of engine options for a command's option set; options is the target. */

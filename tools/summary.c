@@ -146,6 +146,12 @@ static void print_extras(const struct ft_session_stats *stats, const struct ft_p
         fprintf(out, "ahead   %llu experts copied ahead: %llu used (%llu waited for), %llu evicted unused\n",
                 (unsigned long long)stats->prefetches, (unsigned long long)stats->prefetches_used,
                 (unsigned long long)stats->prefetches_waited, (unsigned long long)stats->prefetches_wasted);
+    if (stats->foreseen)
+        fprintf(out,
+                "ahead   %.1f%% of the experts foreseen for a next layer came; %llu copied ahead, %llu of "
+                "them used\n",
+                100.0 * (double)stats->foreseen_right / (double)stats->foreseen,
+                (unsigned long long)stats->copied_ahead, (unsigned long long)stats->copied_ahead_used);
     if (stats->trace_dropped)
         fprintf(out, "trace   %llu records were dropped: rings full\n",
                 (unsigned long long)stats->trace_dropped);
@@ -205,6 +211,10 @@ static void write_counts(const struct ft_session_stats *stats, struct ft_json *j
     ft_json_u64(json, "prefetches_used", stats->prefetches_used);
     ft_json_u64(json, "prefetches_waited", stats->prefetches_waited);
     ft_json_u64(json, "prefetches_wasted", stats->prefetches_wasted);
+    ft_json_u64(json, "foreseen", stats->foreseen);
+    ft_json_u64(json, "foreseen_right", stats->foreseen_right);
+    ft_json_u64(json, "copied_ahead", stats->copied_ahead);
+    ft_json_u64(json, "copied_ahead_used", stats->copied_ahead_used);
     ft_json_u64(json, "replay_departures", stats->departures);
     ft_json_u64(json, "jobs", stats->jobs);
     ft_json_u64(json, "stolen", stats->stolen);

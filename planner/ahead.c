@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "planner/ahead.h"
+
+#define LINK_RATE 12e9      /* bytes per s, where nothing was measured */
+#define WAITED_NS 4000.0    /* of the device, from which on the end of a wait is the end of the copies */
+#define GAP_WEIGHT 0.125    /* of a step in the gap behind a layer */
+#define EACH_WEIGHT 0.03125 /* of a layer */
+#define HITS_WEIGHT 0.03125 /* of a layer */
+#define HITS_FIRST 0.5
+#define TRIAL_SKIP 6u /* first steps: gaps are learned, caches filled */
+
+uint32_t ft_ahead_layers(const struct ft_policy_params *params)
+{
+    return params->model && params->model->layer_count ? params->model->layer_count : FT_LAYERS_MAX;
+}
+
+void ft_ahead_init(struct ft_ahead *ahead, const struct ft_policy_params *params,
+                   struct ft_ahead_layer *layers)
+{
+    double link = params->machine ? params->machine->link_bytes_per_s : 0;
+    *ahead = (struct ft_ahead){.never = params->no_look_ahead,
+                               .always = params->always_looks && !params->no_look_ahead,
+                               .frozen = params->deterministic,
+                               .link_bytes_per_s = link > 0 ? link : LINK_RATE,
+                               .hits = HITS_FIRST,
+                               .layer_count = ft_ahead_layers(params),
+                               .layers = layers};
+    ft_trial_init(&ahead->trial, TRIAL_SKIP);
+}
+
+/* With estimates that never change there is no telling how much pays. */
+bool ft_ahead_looks(const struct ft_ahead *ahead)
+{
+    return ahead->always || (!ahead->never && !ahead->frozen && ahead->trial.on);
+}
+
+void ft_ahead_decided(struct ft_ahead *ahead, const struct ft_layer_in *in, const struct ft_layer_out *out)
+{
+    uint32_t used = 0, fetched = 0;
+    if (in->layer >= ahead->layer_count || in->prefill)
+        return;
+    struct ft_ahead_layer *layer = &ahead->layers[in->layer];
+    for (uint32_t i = 0; i < in->active_count; i++) {
+        used += in->ahead && in->ahead[i];
+        fetched += out->place[i] == FT_PLACE_FETCH && !(in->ahead && in->ahead[i]);
+    }
+    layer->fetched = fetched;
+    layer->bytes = (double)fetched * in->expert_bytes;
+    if (layer->ordered) {
+        ahead->hits += HITS_WEIGHT * ((double)used / layer->ordered - ahead->hits);
+        if (ahead->hits < FT_AHEAD_HITS_MIN && !ahead->always && !ahead->frozen) {
+            ft_trial_reject(&ahead->trial);
+            ahead->hits = HITS_FIRST; /* of the next attempt */
+        }
+    }
+    layer->ordered = 0;
+}
+
+static double each_of(const struct ft_ahead *ahead, uint32_t bytes)
+{
+    return bytes * (ahead->ns_per_byte > 0 ? ahead->ns_per_byte : 1e9 / ahead->link_bytes_per_s);
+}
+
+uint32_t ft_ahead_choose(struct ft_ahead *ahead, const struct ft_foreseen *foreseen, uint32_t *chosen)
+{
+    uint32_t count = 0;
+    if (!ft_ahead_looks(ahead) || foreseen->from >= ahead->layer_count ||
+        foreseen->layer >= ahead->layer_count)
+        return 0;
+    double gap = ahead->layers[foreseen->from].gap, each = each_of(ahead, foreseen->expert_bytes);
+    double fit = gap > 0 && each > 0 ? gap / each + ahead->hits : 0;
+    uint32_t most = (uint32_t)FT_MIN(fit, (double)foreseen->room);
+    if (ahead->always)
+        most = FT_MIN(FT_MAX(most, 1u), foreseen->room);
+    for (uint32_t i = 0; i < foreseen->count && count < most; i++)
+        if (foreseen->slot[i] == FT_NONE)
+            chosen[count++] = i;
+    ahead->layers[foreseen->layer].ordered = count;
+    return count;
+}
+
+void ft_ahead_observe(struct ft_ahead *ahead, const struct ft_observation *o)
+{
+    double end = o->start_ns + o->duration_ns;
+    if (o->layer >= ahead->layer_count)
+        return;
+    struct ft_ahead_layer *layer = &ahead->layers[o->layer];
+    if (o->op == FT_OP_POLICY) {
+        layer->begin = end;
+    } else if (o->wait == FT_WAIT_LINK) { /* copies of a GPU show their end only here */
+        layer->end = FT_MAX(layer->end, end);
+        layer->waited |= o->duration_ns >= WAITED_NS;
+    } else if (o->op == FT_OP_FETCH && o->bytes) {
+        layer->end = FT_MAX(layer->end, end);
+    }
+}
+
+static void note(double *value, double now, double weight)
+{
+    *value += (*value > 0 ? weight : 1) * (now - *value);
+}
+
+static void learn_layer(struct ft_ahead *ahead, uint32_t index)
+{
+    struct ft_ahead_layer *layer = &ahead->layers[index];
+    if (!(layer->begin > 0))
+        return;
+    if (ahead->open_end > 0)
+        note(&ahead->layers[ahead->open_layer].gap, FT_MAX(layer->begin - ahead->open_end, 1.0), GAP_WEIGHT);
+    bool copied = layer->fetched && layer->end > layer->begin;
+    if (copied && layer->waited)
+        note(&ahead->ns_per_byte, (layer->end - layer->begin) / layer->bytes, EACH_WEIGHT);
+    ahead->open_layer = index;
+    ahead->open_end = copied ? layer->end : layer->fetched ? 0 : layer->begin;
+}
+
+void ft_ahead_step_end(struct ft_ahead *ahead, const struct ft_step_summary *summary)
+{
+    bool learns = !ahead->frozen && !summary->prefill;
+    if (!learns)
+        ahead->open_end = 0;
+    for (uint32_t i = 0; i < ahead->layer_count; i++) {
+        struct ft_ahead_layer *layer = &ahead->layers[i];
+        if (learns)
+            learn_layer(ahead, i);
+        *layer = (struct ft_ahead_layer){.gap = layer->gap};
+    }
+    if (learns)
+        ft_trial_step(&ahead->trial, summary->rows, summary->duration_ns);
+}

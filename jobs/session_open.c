@@ -7,7 +7,7 @@
 #include "jobs/lane_cuda.h"
 #include "jobs/session_internal.h"
 
-#define BLOBS_PER_LANDING 32u /* of the pool */
+#define BLOBS_PER_LANDING 16u /* of the pool */
 #define RING_ENTRIES 1024u
 #define TRACE_RECORDS_MAX (1u << 17)
 #define SPIN_NS 50000u

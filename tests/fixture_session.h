@@ -67,6 +67,7 @@ struct session_change {
     uint64_t step_timeout_ns, link_delay_ns, seed;
     void (*trace)(void *context, const struct ft_trace_step *step);
     void *trace_context;
+    bool always_looks; /* router look-ahead in every decode step; else in none */
 };
 
 /* Closes the engine's session and opens it again; weights, tables and plan stay. */
@@ -83,6 +84,8 @@ static inline int session_reopen(struct ft_engine *engine, const struct session_
                                                            .fetch_share = engine->plan.fetch_share,
                                                            .slot_count = engine->plan.slot_count,
                                                            .deterministic = engine->plan.deterministic,
+                                                           .no_look_ahead = !change->policy && !change->always_looks,
+                                                           .always_looks = change->always_looks,
                                                            .extra = change->extra},
                                          .topology = &engine->topology,
                                          .link_delay_ns_max = change->link_delay_ns,

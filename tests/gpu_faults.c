@@ -5,7 +5,7 @@
  * happens is told with its cause, ends in bounded time, leaves nothing behind, and a session opened
  * afterwards works. On a real GPU: small shapes only (a fault would cost the process its context).
  */
-#include "tests/gpu_keeping.h"
+#include "tests/ahead_policies.h"
 #include "tests/gpu_session.h"
 
 #include <sys/wait.h>

@@ -4,7 +4,7 @@
  * copies ahead; against the CUDA double also GPUs that are absent, too small, too old, or lost. Built for real
  * GPUs, too, where two are needed.
  */
-#include "tests/gpu_keeping.h"
+#include "tests/ahead_policies.h"
 #include "tests/gpu_session.h"
 #include "tools/ft_bench.h"
 

@@ -780,6 +780,82 @@ TEST(router_obeys_forced_ids)
     end_world(w);
 }
 
+// ---- look-ahead ----
+
+// Layer 0 is given layer 1's experts and router, and layer 1 another bias: what is foreseen of layer 1 differs from what
+// layer 0 chooses.
+void check_foreseen(world *w)
+{
+    uint32_t rows = w->o.rows, experts = w->o.experts, k = w->o.topk, zero = 0, one = 1;
+    std::vector<float> bias(experts), weights(k);
+    std::vector<uint32_t> want(k);
+    for (float &b : bias)
+        b = random_float();
+    w->layers[0] = w->layers[1];
+    w->layers[1].router_bias = cuda_memory_copy(bias.data(), bias.size());
+    ft_cuda_exchange *x = &w->c.exchange;
+    x->foreseen = mapped<uint32_t>(2 * FT_CUDA_FLAG_STRIDE);
+    x->foreseen_ids = mapped<uint32_t>((size_t)2 * w->pairs());
+    x->foreseen_logits = zeros<float>((size_t)rows * experts);
+    x->layer_end = 2;
+    std::fill(x->foreseen, x->foreseen + 2 * FT_CUDA_FLAG_STRIDE, 0u);
+    w->c.step.looks_ahead = cuda_memory_copy(&zero, 1);
+    CHECK_EQ(ft_cuda_route(&w->c, 0, true, nullptr), 0); // not wanted
+    cuda_memory_sync("route");
+    CHECK_EQ(x->foreseen[0], 0);
+    CHECK_EQ(x->routed[0], w->epoch);
+    std::vector<uint32_t> alone = w->read_u32(w->c.space.topk_ids, w->pairs());
+    w->c.step.looks_ahead = cuda_memory_copy(&one, 1);
+    CHECK_EQ(ft_cuda_route(&w->c, 1, true, nullptr), 0); // nothing behind
+    CHECK_EQ(ft_cuda_route(&w->c, 0, true, nullptr), 0);
+    cuda_memory_sync("route");
+    CHECK_EQ(x->foreseen[0], w->epoch);
+    CHECK_EQ(x->foreseen[FT_CUDA_FLAG_STRIDE], 0);
+    CHECK(w->read_u32(w->c.space.topk_ids, w->pairs()) == alone);
+    std::vector<float> logits = cuda_memory_read(x->foreseen_logits, (size_t)rows * experts), exact = logits;
+    ft_rows in = {w->x.data(), nullptr, w->s.hidden, rows};
+    w->ref.matmul(&w->router.host, 0, experts, in, bias.data(), exact.data(), experts);
+    for (size_t i = 0; i < logits.size(); i++)
+        check_close(logits[i], (double)exact[i],
+                    F32 * (magnitude(&w->router.host, (uint32_t)(i % experts),
+                                     w->x.data() + i / experts * w->s.hidden, nullptr) +
+                           1),
+                    "foreseen logit", i);
+    for (uint32_t r = 0; r < rows; r++) {
+        CHECK(ft_router_topk(logits.data() + (size_t)r * experts, experts, k, true, false, want.data(), weights.data()));
+        CHECK(std::equal(want.begin(), want.end(), x->foreseen_ids + (size_t)r * k));
+    }
+    for (uint32_t counter : cuda_memory_read(x->counters, 64))
+        CHECK_EQ(counter, 0);
+}
+
+TEST(route_foresees_the_choice_of_the_next_router)
+{
+    const struct {
+        uint32_t rows, experts, topk, shared;
+    } table[] = {{1, 512, 10, 64}, {1, 60, 6, 0},    {2, 128, 8, 24}, {3, 33, 33, 8},
+                 {4, 32, 4, 0},    {16, 512, 10, 5}, {7, 600, 40, 0}, {8, 1, 1, 16}};
+    for (const auto &t : table) {
+        options o;
+        o.rows = t.rows, o.experts = t.experts, o.topk = t.topk, o.shared = t.shared;
+        world *w = make_world({FT_FORMAT_BF16, 64, 16, 0, false, FT_ACTIVATION_SILU, 0, 0}, o);
+        check_foreseen(w);
+        end_world(w);
+    }
+    // A row that is not a number: nothing is foreseen for it, and its neighbours are left alone.
+    options o;
+    o.rows = 3, o.experts = 50, o.topk = 4;
+    world *w = make_world({FT_FORMAT_BF16, 64, 16, 0, false, FT_ACTIVATION_SILU, 0, 0}, o);
+    check_foreseen(w);
+    float nan = NAN;
+    cuda_memory_to_device(w->c.base + w->c.space.x + 64 + 7, &nan, sizeof nan);
+    CHECK_EQ(ft_cuda_route(&w->c, 0, true, nullptr), 0);
+    cuda_memory_sync("route");
+    for (uint32_t j = 0; j < 12; j++)
+        CHECK((w->c.exchange.foreseen_ids[j] == FT_NONE) == (j / 4 == 1));
+    end_world(w);
+}
+
 // ---- slot map ----
 
 // `share` of 4 experts has a slot.
@@ -1148,7 +1224,7 @@ int main(int argc, char **argv)
     RUN(router_equals_reference_over_shapes_and_weightings)
     RUN(router_gives_ties_to_the_lower_id)
     RUN(router_fails_a_row_that_is_not_a_number_and_no_other)
-    RUN(router_obeys_forced_ids)
+    RUN(router_obeys_forced_ids) RUN(route_foresees_the_choice_of_the_next_router)
     RUN(resolve_lists_resident_experts_and_reports_the_others)
     RUN(wait_fetched_applies_moves_and_lists_what_came)
     RUN(wait_fetched_applies_more_moves_than_it_holds_at_once)

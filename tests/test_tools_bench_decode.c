@@ -139,7 +139,7 @@ TEST(rows_of_all_strategies_agree_with_themselves)
         CHECK_EQ((int)number(row, "slots"), 32);
         bool lands =
             strcmp(strategy, "cpu") != 0; /* in a buffer that is no slot; four layers of equal parts */
-        CHECK_EQ((int)number(row, "landing_buffers"), lands ? 1 : 0);
+        CHECK_EQ((int)number(row, "landing_buffers"), lands ? 2 : 0);
         CHECK_EQ((int)number(row, "warm_slots"), lands ? 28 : 32);
         CHECK(number(row, "distinct_experts_per_step") > 16 &&
               number(row, "distinct_experts_per_step") <= 32);

@@ -249,6 +249,7 @@ static bool run_engine(const struct ft_model *model, const struct ft_loaded *loa
     options.plan.sequences_max = 4;
     options.plan.kv_tokens = 4 * 128;
     options.plan.workers = 1;
+    options.look_ahead = FT_PREFETCH_OFF; /* every slot is the cache's */
     int status = ft_engine_open_parts(&engine, &options, &parts, &err);
     uint32_t filled = 0;
     if (status == FT_OK && run->warm)

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How many copies go ahead: what fits into the link's idle time, and none where they are not used or steps grow longer. */
+#include "planner/ahead.h"
+#include "tests/test.h"
+
+#define LAYERS 4u
+#define EXPERTS 16u
+#define EACH 50000.0 /* ns of a copy */
+
+static struct ft_model model = {.layer_count = LAYERS, .expert_count = EXPERTS, .topk = 8};
+static struct ft_machine machine = {.link_bytes_per_s = 1e6 * 1e9 / EACH};
+static struct ft_ahead_layer layers[LAYERS];
+static struct ft_ahead ahead;
+static double now;
+
+static void begin(bool never, bool always, bool deterministic)
+{
+    struct ft_policy_params params = {.model = &model,
+                                      .machine = &machine,
+                                      .no_look_ahead = never,
+                                      .always_looks = always,
+                                      .deterministic = deterministic};
+    memset(layers, 0, sizeof layers);
+    CHECK_EQ(ft_ahead_layers(&params), LAYERS);
+    ft_ahead_init(&ahead, &params, layers);
+    now = 1e6;
+}
+
+static void tell(enum ft_op op, enum ft_wait wait, uint32_t layer, double from, double to)
+{
+    struct ft_observation o = {.op = op,
+                               .lane = wait ? FT_LANE_DEVICE : FT_LANE_LINK,
+                               .wait = wait,
+                               .layer = layer,
+                               .start_ns = from,
+                               .duration_ns = to - from};
+    ft_ahead_observe(&ahead, &o);
+}
+
+/* What each layer foresees: 8 experts, the first of which is in a slot. */
+static uint32_t choose(uint32_t from, uint32_t room, uint32_t *chosen)
+{
+    uint32_t expert[8], slot[8] = {7, FT_NONE, FT_NONE, FT_NONE, FT_NONE, FT_NONE, FT_NONE, FT_NONE};
+    for (uint32_t i = 0; i < 8; i++)
+        expert[i] = i;
+    struct ft_foreseen f = {.layer = from + 1,
+                            .from = from,
+                            .count = 8,
+                            .expert = expert,
+                            .slot = slot,
+                            .room = room,
+                            .expert_bytes = 1000000};
+    return ft_ahead_choose(&ahead, &f, chosen);
+}
+
+/*
+ * A step of layers with 3 copies of their own, `gap` ns between these and the next layer's decision; of what was copied
+ * ahead each `good`-th is used. Returns the copies ahead behind layer 1.
+ */
+static uint32_t step(double gap, uint32_t good, double ahead_costs)
+{
+    double start[LAYERS], duration = 0;
+    uint32_t copied = 0, behind_1 = 0, chosen[8];
+    static uint32_t copies;
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        uint32_t expert[8], slot[8], victim[8];
+        uint8_t place[8], is_ahead[8] = {0};
+        float predicted[8];
+        for (uint32_t i = 0; i < 8; i++) {
+            expert[i] = i;
+            slot[i] = FT_NONE;
+            place[i] = FT_PLACE_CPU;
+        }
+        for (uint32_t i = 0; i < copied && i < 5; i++)
+            is_ahead[i] = good && ++copies % good == 0;
+        for (uint32_t i = 0; i < 8; i++)
+            place[i] = i >= 5 || is_ahead[i] ? FT_PLACE_FETCH : FT_PLACE_CPU;
+        struct ft_layer_in in = {.layer = l,
+                                 .active_count = 8,
+                                 .expert = expert,
+                                 .slot = slot,
+                                 .ahead = is_ahead,
+                                 .has_device = true,
+                                 .expert_bytes = 1000000};
+        struct ft_layer_out out = {.place = place, .victim = victim, .predicted_ns = predicted};
+        ft_ahead_decided(&ahead, &in, &out);
+        copied = l + 1 < LAYERS && ft_ahead_looks(&ahead) ? choose(l, 8, chosen) : 0;
+        for (uint32_t i = 0; i < copied; i++)
+            CHECK_EQ(chosen[i], i + 1); /* likeliest first, and not what a slot holds */
+        behind_1 = l == 1 ? copied : behind_1;
+        start[l] = now;
+        duration += 3 * EACH + gap + copied * ahead_costs;
+        now += 3 * EACH + gap;
+    }
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        tell(FT_OP_POLICY, FT_WAIT_NONE, l, start[l] - 1000, start[l]);
+        tell(FT_OP_EXPERT_DEVICE, FT_WAIT_LINK, l, start[l] + 10000, start[l] + 3 * EACH);
+    }
+    struct ft_step_summary summary = {.rows = 1, .duration_ns = duration};
+    ft_ahead_step_end(&ahead, &summary);
+    return behind_1;
+}
+
+TEST(as_many_copies_go_ahead_as_fit_into_the_links_idle_time)
+{
+    begin(false, false, false);
+    CHECK_EQ(step(2.2 * EACH, 1, 0), 0); /* nothing is known of the gaps */
+    uint32_t last = 0;
+    for (uint32_t i = 0; i < 200; i++)
+        last = ft_ahead_looks(&ahead) ? step(2.2 * EACH, 1, 0) : (step(2.2 * EACH, 1, 0), last);
+    CHECK_EQ(last, 3); /* p is near 1: the one that is left over saves more than it costs */
+    begin(false, false, false);
+    for (uint32_t i = 0; i < 8; i++)
+        last = step(0.3 * EACH, 2, 0);
+    CHECK_EQ(last, 0); /* 0.3 + 0.5: no idle time */
+}
+
+TEST(copies_that_nobody_asks_for_come_to_an_end_and_are_tried_again)
+{
+    begin(false, false, false);
+    uint32_t looks = 0, last = 0;
+    for (uint32_t i = 0; i < 300; i++) {
+        bool on = ft_ahead_looks(&ahead);
+        looks += on;
+        last = on ? i : last;
+        step(3 * EACH, 0, 0);
+    }
+    CHECK(looks < 100);
+    CHECK(last > 60); /* another attempt */
+}
+
+TEST(copies_that_make_steps_longer_come_to_an_end)
+{
+    begin(false, false, false);
+    uint32_t looks = 0;
+    for (uint32_t i = 0; i < 60; i++)
+        step(3 * EACH, 1, 40000);
+    for (uint32_t i = 0; i < 10; i++) {
+        looks += ft_ahead_looks(&ahead);
+        step(3 * EACH, 1, 40000);
+    }
+    CHECK_EQ(looks, 0);
+}
+
+TEST(wishes_are_obeyed)
+{
+    uint32_t chosen[8];
+    begin(true, true, false);
+    CHECK(!ft_ahead_looks(&ahead));
+    begin(false, false, true); /* deterministic: nothing is learned */
+    CHECK(!ft_ahead_looks(&ahead));
+    begin(false, true, true);
+    CHECK(ft_ahead_looks(&ahead));
+    CHECK_EQ(choose(0, 8, chosen), 1);
+    begin(false, true, false);
+    for (uint32_t i = 0; i < 300; i++)
+        step(0, 0, 90000);
+    CHECK(ft_ahead_looks(&ahead));
+    CHECK_EQ(choose(0, 1, chosen), 1);
+}
+
+TEST_MAIN(RUN(as_many_copies_go_ahead_as_fit_into_the_links_idle_time)
+              RUN(copies_that_nobody_asks_for_come_to_an_end_and_are_tried_again)
+                  RUN(copies_that_make_steps_longer_come_to_an_end) RUN(wishes_are_obeyed))

@@ -19,7 +19,7 @@
 #include "graph/arena.h"
 #include "graph/policy.h"
 
-#define FT_LANDINGS_MAX 8u /* of one part */
+#define FT_LANDINGS_MAX 16u /* of one part */
 
 /* What one GPU has of the pool. */
 struct ft_slots_part {

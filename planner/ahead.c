@@ -2,6 +2,7 @@
 #include "planner/ahead.h"
 
 #define LINK_RATE 12e9      /* bytes per s, where nothing was measured */
+#define COPIES_MIN 3u       /* of a layer that tells how long one takes: a single one is half waiting */
 #define WAITED_NS 4000.0    /* of the device, from which on the end of a wait is the end of the copies */
 #define GAP_WEIGHT 0.125    /* of a step in the gap behind a layer */
 #define EACH_WEIGHT 0.03125 /* of a layer */
@@ -18,10 +19,14 @@ void ft_ahead_init(struct ft_ahead *ahead, const struct ft_policy_params *params
                    struct ft_ahead_layer *layers)
 {
     double link = params->machine ? params->machine->link_bytes_per_s : 0;
+    double both = params->machine ? params->machine->link_overlap_bytes_per_s : 0;
     *ahead = (struct ft_ahead){.never = params->no_look_ahead,
                                .always = params->always_looks && !params->no_look_ahead,
                                .frozen = params->deterministic,
-                               .link_bytes_per_s = link > 0 ? link : LINK_RATE,
+                               .measured = link > 0,
+                               .ns_per_byte = 1e9 / (both > 0   ? FT_MIN(both, link)
+                                                     : link > 0 ? link
+                                                                : LINK_RATE),
                                .hits = HITS_FIRST,
                                .layer_count = ft_ahead_layers(params),
                                .layers = layers};
@@ -58,7 +63,7 @@ void ft_ahead_decided(struct ft_ahead *ahead, const struct ft_layer_in *in, cons
 
 static double each_of(const struct ft_ahead *ahead, uint32_t bytes)
 {
-    return bytes * (ahead->ns_per_byte > 0 ? ahead->ns_per_byte : 1e9 / ahead->link_bytes_per_s);
+    return bytes * ahead->ns_per_byte;
 }
 
 uint32_t ft_ahead_choose(struct ft_ahead *ahead, const struct ft_foreseen *foreseen, uint32_t *chosen)
@@ -108,7 +113,7 @@ static void learn_layer(struct ft_ahead *ahead, uint32_t index)
     if (ahead->open_end > 0)
         note(&ahead->layers[ahead->open_layer].gap, FT_MAX(layer->begin - ahead->open_end, 1.0), GAP_WEIGHT);
     bool copied = layer->fetched && layer->end > layer->begin;
-    if (copied && layer->waited)
+    if (copied && layer->waited && layer->fetched >= COPIES_MIN && !ahead->measured)
         note(&ahead->ns_per_byte, (layer->end - layer->begin) / layer->bytes, EACH_WEIGHT);
     ahead->open_layer = index;
     ahead->open_end = copied ? layer->end : layer->fetched ? 0 : layer->begin;

@@ -3,7 +3,7 @@
  * How much of the router look-ahead pays: how many copies fit into the link's idle time behind each layer's own.
  *
  *   gap    from the end of a layer's copies to the next layer's decision, a moving average per layer
- *   each   of one copy, from copies that a layer waited for
+ *   each   of one copy, as measured on opening, else from copies that a layer waited for
  *   p      share of the copies made ahead that are asked for
  *
  * n copies go ahead when they end within gap + p each: a copy that is not done when the next layer asks costs that layer
@@ -32,8 +32,8 @@ struct ft_ahead_layer {
 struct ft_ahead {
     struct ft_trial trial;
     bool never, always, frozen; /* as the params say */
-    double link_bytes_per_s;    /* until a copy was measured */
-    double ns_per_byte; /* of copies; 0 = not known */
+    bool measured;              /* the link, before: ns_per_byte stays */
+    double ns_per_byte;         /* of copies */
     double hits;                /* p */
     uint32_t layer_count;
     struct ft_ahead_layer *layers; /* [layer_count] */

@@ -13,10 +13,10 @@ static struct ft_ahead_layer layers[LAYERS];
 static struct ft_ahead ahead;
 static double now;
 
-static void begin(bool never, bool always, bool deterministic)
+static void begin_on(const struct ft_machine *on, bool never, bool always, bool deterministic)
 {
     struct ft_policy_params params = {.model = &model,
-                                      .machine = &machine,
+                                      .machine = on,
                                       .no_look_ahead = never,
                                       .always_looks = always,
                                       .deterministic = deterministic};
@@ -24,6 +24,11 @@ static void begin(bool never, bool always, bool deterministic)
     CHECK_EQ(ft_ahead_layers(&params), LAYERS);
     ft_ahead_init(&ahead, &params, layers);
     now = 1e6;
+}
+
+static void begin(bool never, bool always, bool deterministic)
+{
+    begin_on(&machine, never, always, deterministic);
 }
 
 static void tell(enum ft_op op, enum ft_wait wait, uint32_t layer, double from, double to)
@@ -115,6 +120,18 @@ TEST(as_many_copies_go_ahead_as_fit_into_the_links_idle_time)
     CHECK_EQ(last, 0); /* 0.3 + 0.5: no idle time */
 }
 
+TEST(a_link_that_was_not_measured_is_learned)
+{
+    uint32_t last = 0;
+    begin_on(NULL, false, false, false);
+    for (uint32_t i = 0; i < 6; i++)
+        last = step(5.4 * EACH, 2, 0);
+    CHECK(last >= 2 && last <= 4); /* 12 GB/s would be 83 us for a copy */
+    for (uint32_t i = 0; i < 90; i++)
+        last = ft_ahead_looks(&ahead) ? step(5.4 * EACH, 2, 0) : (step(5.4 * EACH, 2, 0), last);
+    CHECK_EQ(last, 5); /* 5.4 + 0.5 */
+}
+
 TEST(copies_that_nobody_asks_for_come_to_an_end_and_are_tried_again)
 {
     begin(false, false, false);
@@ -160,5 +177,6 @@ TEST(wishes_are_obeyed)
 }
 
 TEST_MAIN(RUN(as_many_copies_go_ahead_as_fit_into_the_links_idle_time)
-              RUN(copies_that_nobody_asks_for_come_to_an_end_and_are_tried_again)
-                  RUN(copies_that_make_steps_longer_come_to_an_end) RUN(wishes_are_obeyed))
+              RUN(a_link_that_was_not_measured_is_learned)
+                  RUN(copies_that_nobody_asks_for_come_to_an_end_and_are_tried_again)
+                      RUN(copies_that_make_steps_longer_come_to_an_end) RUN(wishes_are_obeyed))

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The memory table of a plan in the making: pools from knobs, sums, what to lower when it does not fit. */
+#include "graph/bytes.h"
 #include "graph/workspace.h"
 #include "planner/plan_make_internal.h"
 
@@ -21,9 +22,16 @@ static const struct {
                                [FT_KNOB_CHUNK] = {"--chunk", " rows"},
                                [FT_KNOB_SEQUENCES] = {"--sequences", ""}};
 
-static double gib(uint64_t bytes)
+struct bytes_text {
+    char text[FT_BYTES_TEXT];
+};
+
+/* A value, so that it can stand among the arguments of say(). */
+static struct bytes_text size_of(uint64_t bytes)
 {
-    return (double)bytes / (double)(UINT64_C(1) << 30);
+    struct bytes_text size;
+    ft_bytes_format(bytes, size.text, sizeof size.text);
+    return size;
 }
 
 /* ---- pools ---- */
@@ -372,8 +380,8 @@ static void say_terms(struct ft_plan *plan, enum ft_tier tier)
         if (!best)
             break;
         said[best->pool] = true;
-        say(plan, "%s%s %.2f", i ? ", " : "", ft_plan_pool_name((enum ft_plan_pool)best->pool),
-            gib(best->bytes));
+        say(plan, "%s%s %s", i ? ", " : "", ft_plan_pool_name((enum ft_plan_pool)best->pool),
+            size_of(best->bytes).text);
     }
 }
 
@@ -393,10 +401,10 @@ static bool advise_one_knob(const struct ft_plan_draft *draft, enum ft_tier tier
         memcpy(trial.knob, draft->knob, sizeof trial.knob);
         if (!lower_knob(&trial, knob, draft->knob[knob], tier))
             continue;
-        say(draft->plan, "%s%s %llu%s instead of %llu saves %.2f GiB", found ? "; or " : "",
+        say(draft->plan, "%s%s %llu%s instead of %llu saves %s", found ? "; or " : "",
             knob_texts[knob].option, (unsigned long long)trial.knob[knob], knob_texts[knob].unit,
             (unsigned long long)draft->knob[knob],
-            gib(draft->plan->used_bytes[tier] - plan.used_bytes[tier]));
+            size_of(draft->plan->used_bytes[tier] - plan.used_bytes[tier]).text);
         found = true;
     }
     return found;
@@ -411,14 +419,15 @@ static bool advise_all_knobs(const struct ft_plan_draft *draft, enum ft_tier tie
     memcpy(trial.knob, draft->floor, sizeof trial.knob);
     ft_plan_draft_derive(&trial);
     if (!tier_fits(&plan, tier)) {
-        say(draft->plan, "no size option helps: the least possible is %.2f GiB", gib(plan.used_bytes[tier]));
+        say(draft->plan, "no size option helps: the least possible is %s",
+            size_of(plan.used_bytes[tier]).text);
         return false;
     }
     say(draft->plan, "lower several together, at the least");
     for (uint32_t knob = 0; knob < FT_KNOB_COUNT; knob++)
         if (draft->knob[knob] > draft->floor[knob] && (knob != FT_KNOB_SNAPSHOTS || tier == FT_TIER_RAM))
             say(draft->plan, " %s %llu", knob_texts[knob].option, (unsigned long long)draft->floor[knob]);
-    say(draft->plan, " (%.2f GiB)", gib(plan.used_bytes[tier]));
+    say(draft->plan, " (%s)", size_of(plan.used_bytes[tier]).text);
     return true;
 }
 
@@ -442,8 +451,8 @@ static void advise_strategy(const struct ft_plan_draft *draft)
         trial.given[FT_KNOB_SLOTS] = false;
         if (lower_knob(&trial, FT_KNOB_SLOTS, cpu ? 0 : draft->expert_count, FT_TIER_COUNT)) {
             if (cpu)
-                say(draft->plan, "; or --strategy cpu --device none (%.2f GiB of RAM)",
-                    gib(plan.used_bytes[FT_TIER_RAM]));
+                say(draft->plan, "; or --strategy cpu --device none (%s of RAM)",
+                    size_of(plan.used_bytes[FT_TIER_RAM]).text);
             else if (draft->plan->strategy == FT_STRATEGY_FUSED)
                 say(draft->plan, "; or --strategy offload --moe-cache-size %llu",
                     (unsigned long long)trial.knob[FT_KNOB_SLOTS]);
@@ -458,12 +467,13 @@ static void say_need(struct ft_plan *plan, enum ft_tier tier, const char *what)
         const struct ft_plan_gpu *gpu = &plan->gpus[i];
         if (gpu_fits(gpu))
             continue;
-        say(plan, "%sneeds %.2f GiB of GPU %u (layers %u to %u) and %.2f are usable (", also,
-            gib(gpu->used_bytes), gpu->id, gpu->layer_begin, gpu->layer_end - 1, gib(gpu->limit_bytes));
+        say(plan, "%sneeds %s of GPU %u (layers %u to %u) and %s are usable (", also,
+            size_of(gpu->used_bytes).text, gpu->id, gpu->layer_begin, gpu->layer_end - 1,
+            size_of(gpu->limit_bytes).text);
         return; /* the others are likely short of the same */
     }
-    say(plan, "%sneeds %.2f GiB of %s and %.2f are usable (", also, gib(plan->used_bytes[tier]), what,
-        gib(plan->limit_bytes[tier]));
+    say(plan, "%sneeds %s of %s and %s are usable (", also, size_of(plan->used_bytes[tier]).text, what,
+        size_of(plan->limit_bytes[tier]).text);
 }
 
 void ft_plan_draft_advise(const struct ft_plan_draft *draft)
@@ -481,7 +491,7 @@ void ft_plan_draft_advise(const struct ft_plan_draft *draft)
         if (tier == FT_TIER_RAM && plan->ple_in_ram &&
             plan->used_bytes[tier] - FT_MIN(plan->used_bytes[tier], draft->sizes->ple_bytes) <=
                 plan->limit_bytes[tier])
-            say(plan, "--ple-backend disk saves %.2f GiB", gib(draft->sizes->ple_bytes));
+            say(plan, "--ple-backend disk saves %s", size_of(draft->sizes->ple_bytes).text);
         else if (!advise_one_knob(draft, tier))
             advise_all_knobs(draft, tier);
     }

@@ -3,6 +3,7 @@
 #include "planner/plan_make.h"
 #include "tests/test.h"
 
+#include "graph/bytes.h"
 #include "graph/workspace.h"
 
 #include <jansson.h>
@@ -353,7 +354,7 @@ TEST(advice_names_the_option_and_a_value_that_works)
     CHECK(!plan.fits);
     const char *found = strstr(plan.advice, "--kv-tokens ");
     REQUIRE(found != NULL);
-    CHECK(strstr(plan.advice, "of device memory and 12.00 are usable") != NULL);
+    CHECK(strstr(plan.advice, "of device memory and 12.00 GiB are usable") != NULL);
     CHECK(strstr(plan.advice, "instead of 262144 saves") != NULL);
     uint32_t tokens = (uint32_t)strtoul(found + 12, NULL, 10);
     CHECK(tokens > 0 && tokens < 262144);
@@ -388,7 +389,7 @@ TEST(what_cannot_fit_says_the_least_possible)
     use_machine(16, 24, 0);
     CHECK_OK(make(), &err);
     CHECK(!plan.fits);
-    CHECK(strstr(plan.advice, "of RAM and 24.00 are usable (bank 63.28") != NULL);
+    CHECK(strstr(plan.advice, "of RAM and 24.00 GiB are usable (bank 63.28 GiB") != NULL);
     CHECK(strstr(plan.advice, "no size option helps") != NULL);
     use_machine(16, 128, 4);
     CHECK_OK(make(), &err);
@@ -399,6 +400,29 @@ TEST(what_cannot_fit_says_the_least_possible)
     CHECK_OK(make(), &err);
     CHECK(!plan.fits);
     CHECK(strstr(plan.advice, "--ple-backend disk saves 47.70 GiB") != NULL);
+}
+
+TEST(sizes_of_a_refusal_have_the_unit_that_shows_them)
+{
+    use_tiny();
+    use_machine(2, 4, 0);
+    machine.ram_bytes = 10 << 20;
+    CHECK_OK(make(), &err);
+    CHECK(!plan.fits);
+    CHECK(strstr(plan.advice, " of RAM and 10.00 MiB are usable (bank 6.77 MiB") != NULL);
+    CHECK(strstr(plan.advice, "GiB") == NULL);
+    char text[FT_BYTES_TEXT];
+    static const struct {
+        uint64_t bytes;
+        const char *text;
+    } cases[] = {{0, "0 B"},
+                 {1023, "1023 B"},
+                 {1024, "1.00 KiB"},
+                 {100 << 20, "100.0 MiB"},
+                 {3 * GIB / 2, "1.50 GiB"},
+                 {5000 * GIB, "4.88 TiB"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        CHECK(strcmp(ft_bytes_format(cases[i].bytes, text, sizeof text), cases[i].text) == 0);
 }
 
 TEST(several_options_together_are_named)
@@ -717,6 +741,7 @@ TEST_MAIN(
                                     RUN(too_many_slots_are_answered_with_the_number_that_fits)
                                         RUN(what_cannot_fit_says_the_least_possible)
                                             RUN(several_options_together_are_named)
-                                                RUN(hostile_sizes_overflow_into_an_error)
-                                                    RUN(all_logits_size_the_workspace_for_every_row)
-                                                        RUN(plans_are_pure_and_json_is_stable))
+                                                RUN(sizes_of_a_refusal_have_the_unit_that_shows_them)
+                                                    RUN(hostile_sizes_overflow_into_an_error)
+                                                        RUN(all_logits_size_the_workspace_for_every_row)
+                                                            RUN(plans_are_pure_and_json_is_stable))

@@ -96,6 +96,13 @@ static inline uint32_t ft_plan_rows_max(const struct ft_plan *plan)
     return FT_MAX(plan->chunk_rows, plan->sequences_max);
 }
 
+/* Tokens that the KV pool is for: it has one page more for each further sequence, which may end in a page of its own. */
+static inline uint32_t ft_plan_kv_tokens(const struct ft_plan *plan)
+{
+    uint32_t spare = FT_MAX(plan->sequences_max, 1u) - 1;
+    return plan->page_count > spare ? (plan->page_count - spare) * plan->page_tokens : 0;
+}
+
 /* Rows of the second set of activations: a prefill pauses between layers while other sequences decode, so these
  * have a place of their own. 0: there is one sequence, which does one after the other. */
 static inline uint32_t ft_plan_decode_rows(const struct ft_plan *plan)

@@ -163,7 +163,12 @@ plans() {
     is_json out plan
     expect 1 'does not fit' "$ft" plan --model "$tiny" --ram 8M
     refuse 1 'does not fit' "$ft" run --quiet --model "$tiny" --ram 8M hi
-    expect 0 'smallest GPU:' "$ft" plan --model "$tiny"
+    # The smallest GPU is that of the plan above it, which has lowered its KV tokens to fit.
+    expect 0 'fits' "$ft" plan --shape qwen3.8-flash-next --ram 128G --device cuda --vram 9000M
+    local tokens=$(sed -n 's/^sizes .* \([0-9]*\) KV tokens.*/\1/p' out)
+    checks=$((checks + 1))
+    [ -n "$tokens" ] && [ "$tokens" -lt 8192 ] && grep -q "^smallest GPU for $tokens KV tokens: 8\.[0-9]* GiB free" out ||
+        fail "the smallest GPU is not for the plan's $tokens KV tokens"
     expect 0 '"smallest_gpu"' "$ft" plan --json --model "$tiny"
     expect 0 'fp8, quantised at load' "$ft" plan --model "$tiny" --dense fp8
     refuse 1 '--dense fp8' "$ft" run --quiet --model "$tiny" --dense fp8 hi

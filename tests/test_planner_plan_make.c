@@ -402,6 +402,23 @@ TEST(what_cannot_fit_says_the_least_possible)
     CHECK(strstr(plan.advice, "--ple-backend disk saves 47.70 GiB") != NULL);
 }
 
+TEST(kv_tokens_are_counted_without_the_spare_pages)
+{
+    use_flash_next();
+    use_machine(16, 128, 24);
+    options.sequences_max = 5;
+    options.kv_tokens = 4096;
+    CHECK_OK(make(), &err);
+    CHECK_EQ(plan.page_count, 4096 / plan.page_tokens + 4);
+    CHECK_EQ(ft_plan_kv_tokens(&plan), 4096);
+    char *text = NULL;
+    CHECK_OK(ft_plan_to_json(&plan, NULL, &text, &err), &err);
+    json_t *root = text ? json_loads(text, 0, NULL) : NULL;
+    CHECK_EQ(json_integer_value(json_object_get(root, "kv_tokens")), 4096);
+    json_decref(root);
+    free(text);
+}
+
 TEST(sizes_of_a_refusal_have_the_unit_that_shows_them)
 {
     use_tiny();
@@ -536,7 +553,7 @@ TEST(the_smallest_gpu_is_just_large_enough)
     CHECK_EQ(smallest.slot_count, FT_MIN(model.topk, 24576u));
     CHECK_EQ(smallest.sequences_max, 1);
     CHECK_EQ(smallest.chunk_rows, 8);
-    CHECK(smallest.page_count * smallest.page_tokens >= 8192);
+    CHECK_EQ(ft_plan_kv_tokens(&smallest), 8192);
     CHECK(least < 12 * GIB);
     options.strategy = FT_STRATEGY_OFFLOAD;
     options.slot_count = smallest.slot_count;
@@ -565,6 +582,7 @@ TEST(the_smallest_gpu_is_just_large_enough)
     json_t *root = text ? json_loads(text, 0, &where) : NULL;
     const json_t *fp8 = json_object_get(json_object_get(root, "smallest_gpu"), "fp8");
     CHECK_EQ(json_integer_value(json_object_get(fp8, "device_bytes")), smallest.limit_bytes[FT_TIER_DEVICE]);
+    CHECK_EQ(json_integer_value(json_object_get(fp8, "kv_tokens")), ft_plan_kv_tokens(&smallest));
     CHECK_EQ(json_is_true(json_object_get(fp8, "runs")), (FT_FP8_USES & ~FT_FP8_USES_ACCEPTED) == 0);
     json_decref(root);
     free(text);
@@ -742,6 +760,7 @@ TEST_MAIN(
                                         RUN(what_cannot_fit_says_the_least_possible)
                                             RUN(several_options_together_are_named)
                                                 RUN(sizes_of_a_refusal_have_the_unit_that_shows_them)
-                                                    RUN(hostile_sizes_overflow_into_an_error)
-                                                        RUN(all_logits_size_the_workspace_for_every_row)
-                                                            RUN(plans_are_pure_and_json_is_stable))
+                                                    RUN(kv_tokens_are_counted_without_the_spare_pages)
+                                                        RUN(hostile_sizes_overflow_into_an_error)
+                                                            RUN(all_logits_size_the_workspace_for_every_row)
+                                                                RUN(plans_are_pure_and_json_is_stable))

@@ -39,8 +39,8 @@ static void print_model(const struct ft_engine *engine)
     printf("machine   %s, %s\n", engine->machine.name, engine->topology.usable_reason);
     printf("strategy  %s: %s\n", ft_strategy_name(engine->plan.strategy), engine->plan.strategy_reason);
     printf("sizes     %u workers, %u KV tokens, %u sequences, %u rows a prefill step, %u expert slots\n",
-           engine->plan.workers, engine->plan.page_count * engine->plan.page_tokens,
-           engine->plan.sequences_max, engine->plan.chunk_rows, engine->plan.slot_count);
+           engine->plan.workers, ft_plan_kv_tokens(&engine->plan), engine->plan.sequences_max,
+           engine->plan.chunk_rows, engine->plan.slot_count);
     printf("files     %s, of which %s PLE tables\n\n",
            ft_options_format_bytes(engine->sizes.file_bytes, a, sizeof a),
            ft_options_format_bytes(engine->sizes.ple_bytes, b, sizeof b));
@@ -101,23 +101,24 @@ static void print_smallest(const struct ft_plan *smallest)
     const struct ft_plan *stored = &smallest[FT_DENSE_AS_STORED], *fp8 = &smallest[FT_DENSE_TO_FP8];
     char a[32], b[32];
     bool runs = (FT_FP8_USES & ~FT_FP8_USES_ACCEPTED) == 0;
-    printf("smallest GPU: %s free as stored, %s with --dense fp8%s (offload, %u slots, %u KV tokens, %u %s, "
-           "%u rows "
-           "a prefill step)\n",
-           ft_options_format_bytes(stored->limit_bytes[FT_TIER_DEVICE], a, sizeof a),
-           ft_options_format_bytes(fp8->limit_bytes[FT_TIER_DEVICE], b, sizeof b),
-           runs ? "" : ", which is not accurate enough to run", fp8->slot_count,
-           fp8->page_count * fp8->page_tokens, fp8->sequences_max,
-           fp8->sequences_max == 1 ? "sequence" : "sequences", fp8->chunk_rows);
+    printf(
+        "smallest GPU for %u KV tokens: %s free as stored, %s with --dense fp8%s (offload, %u slots, %u %s, "
+        "%u rows a prefill step)\n",
+        ft_plan_kv_tokens(fp8), ft_options_format_bytes(stored->limit_bytes[FT_TIER_DEVICE], a, sizeof a),
+        ft_options_format_bytes(fp8->limit_bytes[FT_TIER_DEVICE], b, sizeof b),
+        runs ? "" : ", which is not accurate enough to run", fp8->slot_count, fp8->sequences_max,
+        fp8->sequences_max == 1 ? "sequence" : "sequences", fp8->chunk_rows);
 }
 
-/* smallest [2], by enum ft_dense. */
+/* smallest [2], by enum ft_dense: for the KV tokens that the plan above it has. */
 static int find_smallest(const struct ft_engine *engine, const struct ft_plan_options *options,
                          struct ft_plan *smallest, struct ft_error *err)
 {
+    struct ft_plan_options wishes = *options;
     int status = FT_OK;
+    wishes.kv_tokens = ft_plan_kv_tokens(&engine->plan);
     for (uint32_t dense = 0; dense < 2 && status == FT_OK; dense++)
-        status = ft_plan_smallest_gpu(engine->model, &engine->dense_sizes[dense], &engine->machine, options,
+        status = ft_plan_smallest_gpu(engine->model, &engine->dense_sizes[dense], &engine->machine, &wishes,
                                       &smallest[dense], err);
     return status;
 }

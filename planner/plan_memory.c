@@ -385,6 +385,12 @@ static void say_terms(struct ft_plan *plan, enum ft_tier tier)
     }
 }
 
+/* What the plan has of a knob: its default chunk may be smaller than what it began with. */
+static uint64_t knob_value(const struct ft_plan_draft *draft, enum ft_plan_knob knob)
+{
+    return knob == FT_KNOB_CHUNK ? draft->plan->chunk_rows : draft->knob[knob];
+}
+
 /* Tries every knob alone; true when one is enough. */
 static bool advise_one_knob(const struct ft_plan_draft *draft, enum ft_tier tier)
 {
@@ -396,15 +402,16 @@ static bool advise_one_knob(const struct ft_plan_draft *draft, enum ft_tier tier
                                               FT_KNOB_CHUNK};
     for (size_t i = 0; i < sizeof order / sizeof order[0]; i++) {
         enum ft_plan_knob knob = order[i];
-        if (draft->knob[knob] <= draft->floor[knob])
+        uint64_t value = knob_value(draft, knob);
+        if (value <= draft->floor[knob])
             continue;
         memcpy(trial.knob, draft->knob, sizeof trial.knob);
-        if (!lower_knob(&trial, knob, draft->knob[knob], tier))
+        trial.given[FT_KNOB_CHUNK] = draft->given[FT_KNOB_CHUNK] || knob == FT_KNOB_CHUNK; /* as it will be */
+        if (!lower_knob(&trial, knob, value, tier))
             continue;
         say(draft->plan, "%s%s %llu%s instead of %llu saves %s", found ? "; or " : "",
             knob_texts[knob].option, (unsigned long long)trial.knob[knob], knob_texts[knob].unit,
-            (unsigned long long)draft->knob[knob],
-            size_of(draft->plan->used_bytes[tier] - plan.used_bytes[tier]).text);
+            (unsigned long long)value, size_of(draft->plan->used_bytes[tier] - plan.used_bytes[tier]).text);
         found = true;
     }
     return found;
@@ -425,7 +432,8 @@ static bool advise_all_knobs(const struct ft_plan_draft *draft, enum ft_tier tie
     }
     say(draft->plan, "lower several together, at the least");
     for (uint32_t knob = 0; knob < FT_KNOB_COUNT; knob++)
-        if (draft->knob[knob] > draft->floor[knob] && (knob != FT_KNOB_SNAPSHOTS || tier == FT_TIER_RAM))
+        if (knob_value(draft, knob) > draft->floor[knob] &&
+            (knob != FT_KNOB_SNAPSHOTS || tier == FT_TIER_RAM))
             say(draft->plan, " %s %llu", knob_texts[knob].option, (unsigned long long)draft->floor[knob]);
     say(draft->plan, " (%s)", size_of(plan.used_bytes[tier]).text);
     return true;

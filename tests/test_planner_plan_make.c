@@ -402,6 +402,55 @@ TEST(what_cannot_fit_says_the_least_possible)
     CHECK(strstr(plan.advice, "--ple-backend disk saves 47.70 GiB") != NULL);
 }
 
+/* Every "--option N .. instead of M" is lower than what the plan has, and enough. Returns how many there were. */
+static uint32_t check_advice(const struct ft_plan *refused)
+{
+    static const struct {
+        const char *option;
+        uint32_t *field;
+    } known[] = {{"--kv-tokens ", &options.kv_tokens},
+                 {"--moe-cache-size ", &options.slot_count},
+                 {"--sequences ", &options.sequences_max},
+                 {"--chunk ", &options.chunk_rows}};
+    const struct ft_plan_options asked = options;
+    uint32_t count = 0;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        const char *found = strstr(refused->advice, known[i].option);
+        const char *than = found ? strstr(found, " instead of ") : NULL;
+        if (!than || strcspn(found, ";") < (size_t)(than - found))
+            continue;
+        uint32_t value = (uint32_t)strtoul(found + strlen(known[i].option), NULL, 10),
+                 now = (uint32_t)strtoul(than + 12, NULL, 10);
+        CHECK(value < now);
+        if (known[i].field == &options.chunk_rows)
+            CHECK_EQ(now, refused->chunk_rows);
+        *known[i].field = value;
+        CHECK_OK(make(), &err);
+        CHECK(plan.fits);
+        options = asked;
+        count++;
+    }
+    return count;
+}
+
+TEST(advice_is_lower_than_what_the_plan_has)
+{
+    uint32_t chunks = 0, all = 0;
+    use_flash_next();
+    for (double gib = 8; gib < 12; gib += 0.02) {
+        use_machine(16, 128, gib);
+        options.sequences_max = (uint32_t)(gib * 100) % 3 * 8; /* not given, 8, 16 */
+        options.kv_tokens = (uint32_t)(gib * 100) % 5 * 4096;
+        CHECK_OK(make(), &err);
+        struct ft_plan refused = plan;
+        if (plan.fits)
+            continue;
+        all += check_advice(&refused);
+        chunks += strstr(refused.advice, "--chunk ") != NULL;
+    }
+    CHECK(chunks > 2 && all > 2 * chunks);
+}
+
 TEST(kv_tokens_are_counted_without_the_spare_pages)
 {
     use_flash_next();
@@ -760,7 +809,8 @@ TEST_MAIN(
                                         RUN(what_cannot_fit_says_the_least_possible)
                                             RUN(several_options_together_are_named)
                                                 RUN(sizes_of_a_refusal_have_the_unit_that_shows_them)
-                                                    RUN(kv_tokens_are_counted_without_the_spare_pages)
-                                                        RUN(hostile_sizes_overflow_into_an_error)
-                                                            RUN(all_logits_size_the_workspace_for_every_row)
+                                                    RUN(advice_is_lower_than_what_the_plan_has)
+                                                        RUN(kv_tokens_are_counted_without_the_spare_pages)
+                                                            RUN(hostile_sizes_overflow_into_an_error) RUN(
+                                                                all_logits_size_the_workspace_for_every_row)
                                                                 RUN(plans_are_pure_and_json_is_stable))

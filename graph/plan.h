@@ -87,7 +87,7 @@ struct ft_plan {
     struct ft_plan_term terms[FT_POOL_COUNT];
     uint64_t used_bytes[FT_TIER_COUNT], limit_bytes[FT_TIER_COUNT]; /* limit 0 = unknown */
     bool fits;
-    char advice[512]; /* when it does not fit: which term to lower, and to what */
+    char advice[1000]; /* when it does not fit: which term to lower, and to what */
 };
 
 /* Rows of the largest step, which the workspace is sized for: a prefill chunk, or one row of every sequence. */

@@ -759,6 +759,85 @@ TEST(each_gpu_must_fit_and_the_one_that_does_not_is_named)
     CHECK(plan.used_bytes[FT_TIER_DEVICE] < plan.limit_bytes[FT_TIER_DEVICE]); /* the sum would */
 }
 
+static void use_two_limits(double first, double last)
+{
+    use_gpus(2, (const double[]){80, 80});
+    options.gpu_limit_count = 2;
+    options.gpu_bytes[0] = (uint64_t)(first * (double)GIB);
+    options.gpu_bytes[1] = (uint64_t)(last * (double)GIB);
+}
+
+TEST(a_refusal_says_what_each_gpu_lacks)
+{
+    use_flash_next();
+    use_two_limits(3, 3);
+    CHECK_OK(make(), &err);
+    CHECK(!plan.fits);
+    CHECK(strstr(plan.advice, " of GPU 1 (layers 0 to 29) and 3.00 GiB are usable (dense ") != NULL);
+    CHECK(strstr(plan.advice, " of GPU 2 (layers 30 to 47) and 3.00 GiB are usable (dense ") != NULL);
+    const char *least = strstr(plan.advice, "least possible is ");
+    REQUIRE(least != NULL);
+    CHECK(strstr(least, " of GPU 1 and ") != NULL && strstr(least, " of GPU 2;") != NULL);
+    CHECK(strstr(plan.advice, "--gpus") == NULL); /* both lack the same: no order helps */
+    /* the pools are those of the GPU, and what is saved is saved there */
+    use_two_limits(6, 6);
+    options.kv_tokens = 262144;
+    options.slot_count = 100; /* else what is saved would go to slots */
+    options.sequences_max = 1;
+    CHECK_OK(make(), &err);
+    CHECK(!plan.fits);
+    const struct ft_plan refused = plan;
+    const char *saves = strstr(refused.advice, " instead of 262144 saves "),
+               *found = strstr(refused.advice, "--kv-tokens ");
+    REQUIRE(saves && found);
+    options.kv_tokens = (uint32_t)strtoul(found + 12, NULL, 10);
+    CHECK_OK(make(), &err);
+    for (uint32_t i = 0; i < 2; i++) {
+        char text[FT_BYTES_TEXT], wanted[64];
+        ft_bytes_format(refused.gpus[i].pool_bytes[FT_POOL_KV], text, sizeof text);
+        snprintf(wanted, sizeof wanted, "kv %s", text);
+        CHECK(strstr(refused.advice, wanted) != NULL);
+        CHECK(plan.gpus[i].layer_begin == refused.gpus[i].layer_begin);
+        ft_bytes_format(refused.gpus[i].used_bytes - plan.gpus[i].used_bytes, text, sizeof text);
+        snprintf(wanted, sizeof wanted, "%s of GPU %u", text, i + 1);
+        CHECK(strstr(saves, wanted) != NULL);
+    }
+}
+
+TEST(the_order_of_gpus_that_would_fit_is_named)
+{
+    use_flash_next();
+    use_two_limits(24, 1.37); /* the last one has the head: 1.18 GiB */
+    CHECK_OK(make(), &err);
+    CHECK(!plan.fits);
+    CHECK(strstr(plan.advice, "or GPU 1 last, where the head is: --gpus 2,1 with --vram in that order") !=
+          NULL);
+    use_two_limits(1.37, 24);
+    CHECK_OK(make(), &err);
+    CHECK(plan.fits);
+    use_gpus(3, (const double[]){24, 1.37, 1.37});
+    CHECK_OK(make(), &err);
+    CHECK(!plan.fits);
+    CHECK(strstr(plan.advice, "--gpus 3,2,1") != NULL && strstr(plan.advice, "--vram") == NULL);
+}
+
+TEST(advice_for_two_gpus_holds)
+{
+    uint32_t count = 0;
+    use_flash_next();
+    for (double gib = 4; gib < 12; gib += 0.25) {
+        use_two_limits(gib, 16 - gib);
+        options.sequences_max = (uint32_t)(gib * 4) % 3 * 8;
+        options.kv_tokens = 250000 + (uint32_t)(gib * 4) % 5 * 50000;
+        options.slot_count = (uint32_t)(gib * 4) % 4 * 1000;
+        CHECK_OK(make(), &err);
+        struct ft_plan refused = plan;
+        if (!plan.fits)
+            count += check_advice(&refused);
+    }
+    CHECK(count > 10);
+}
+
 TEST(fused_gives_each_gpu_all_experts_of_its_layers)
 {
     use_tiny();
@@ -808,9 +887,12 @@ TEST_MAIN(
                                     RUN(too_many_slots_are_answered_with_the_number_that_fits)
                                         RUN(what_cannot_fit_says_the_least_possible)
                                             RUN(several_options_together_are_named)
-                                                RUN(sizes_of_a_refusal_have_the_unit_that_shows_them)
-                                                    RUN(advice_is_lower_than_what_the_plan_has)
-                                                        RUN(kv_tokens_are_counted_without_the_spare_pages)
+                                                RUN(sizes_of_a_refusal_have_the_unit_that_shows_them) RUN(
+                                                    a_refusal_says_what_each_gpu_lacks)
+                                                    RUN(the_order_of_gpus_that_would_fit_is_named) RUN(
+                                                        advice_for_two_gpus_holds)
+                                                        RUN(advice_is_lower_than_what_the_plan_has) RUN(
+                                                            kv_tokens_are_counted_without_the_spare_pages)
                                                             RUN(hostile_sizes_overflow_into_an_error) RUN(
                                                                 all_logits_size_the_workspace_for_every_row)
                                                                 RUN(plans_are_pure_and_json_is_stable))

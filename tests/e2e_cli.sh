@@ -240,8 +240,20 @@ bad_input() {
     refuse 2 'did you mean --temperature?' "$ft" run --temprature 1 hi
     refuse 2 'did you mean run' "$ft" runn
     refuse 2 'none of' "$ft" run --strategy fast hi
-    refuse 2 'sse9' "$ft" run --quiet --model "$tiny" --isa sse9 hi
     refuse 2 'sse9' env FT_ISA=sse9 "$ft" run --quiet --model "$tiny" hi
+    local isa shape=$data/fixtures/qwen4_exp-bf16/config.json
+    for isa in '' sse9; do
+        refuse 2 "${isa:---isa}" "$ft" run --quiet --model "$tiny" --isa "$isa" hi
+        refuse 2 "${isa:---isa}" "$ft" plan --model "$tiny" --isa "$isa"
+        refuse 2 "${isa:---isa}" "$ft" plan --shape "$shape" --isa "$isa"
+        refuse 2 "${isa:---isa}" "$ft" verify --model "$tiny" --isa "$isa"
+        refuse 2 "${isa:---isa}" "$ft" logits --model "$tiny" --ids 1 --out isa.safetensors --isa "$isa"
+        refuse 2 "${isa:---isa}" "$ft" bench decode --shape "$shape" --steps 1 --isa "$isa"
+        refuse 2 "${isa:-no ISA}" "$ft" bench kernels --bank 4M --isa "$isa"
+        refuse 2 "${isa:---isa}" "$ft" bench kernels --bank 4M --step --steps 4 --shape "$shape" --isa "$isa"
+    done
+    refuse 2 'sse9' env FT_ISA=sse9 "$ft" plan --model "$tiny"
+    expect 0 'fits' "$ft" plan --model "$tiny" --isa avx512amx # of another machine, perhaps
     refuse 2 'needs a value' "$ft" run --model
     refuse 2 'give one of them' "$ft" run --quiet --model "$tiny" --strategy offload --moe-cache-size 40 --moe-cache-rate 0.5 hi
     refuse 2 'no device' "$ft" run --quiet --model "$tiny" --strategy cpu --moe-cache-size 40 hi

@@ -304,6 +304,25 @@ static int make_plan(struct ft_engine *engine, const struct ft_open_options *opt
     return status == FT_OK ? check_contradictions(options, &engine->plan, err) : status;
 }
 
+static const char *wanted_isa(const struct ft_open_options *options)
+{
+    const char *isa = options->isa ? options->isa : getenv("FT_ISA");
+    return isa && isa[0] ? isa : NULL;
+}
+
+/* A plan may be for a machine whose kernels cannot run here, but a name that nobody knows is a mistake anywhere. */
+static int check_isa(const struct ft_open_options *options, struct ft_error *err)
+{
+    struct ft_kernels kernels;
+    if (options->isa && !options->isa[0])
+        return ft_error_set(
+            err, FT_USAGE,
+            "--isa: the name is empty; name CPU kernels (ref, avx2, .., see --help), or leave "
+            "it out");
+    int status = ft_kernels_init(&kernels, wanted_isa(options), err);
+    return status == FT_USAGE ? status : FT_OK;
+}
+
 /* Topology and plan of a model that is known; closes the engine on failure. */
 static int plan_model(struct ft_engine *engine, const struct ft_open_options *options,
                       const struct ft_machine *machine, struct ft_error *err)
@@ -331,7 +350,9 @@ static uint32_t fp8_uses(const struct ft_open_options *options)
 int ft_engine_plan(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
 {
     memset(engine, 0, sizeof *engine);
-    int status = ft_engine_find_dir(options, engine->dir, sizeof engine->dir, err);
+    int status = check_isa(options, err);
+    if (status == FT_OK)
+        status = ft_engine_find_dir(options, engine->dir, sizeof engine->dir, err);
     if (status == FT_OK)
         status = ft_checkpoint_open(&engine->checkpoint, engine->dir, err);
     if (status == FT_OK) {
@@ -355,7 +376,10 @@ int ft_engine_plan_parts(struct ft_engine *engine, const struct ft_open_options 
     engine->weights = parts->weights;
     engine->tables = parts->tables;
     engine->routing = parts->routing;
-    return close_failed(engine, plan_model(engine, options, parts->machine, err));
+    int status = check_isa(options, err);
+    if (status == FT_OK)
+        status = plan_model(engine, options, parts->machine, err);
+    return close_failed(engine, status);
 }
 
 /* ---- the load ---- */
@@ -390,12 +414,6 @@ static int load_weights(struct ft_engine *engine, const struct ft_open_options *
 }
 
 /* ---- what strategy auto decides by ---- */
-
-static const char *wanted_isa(const struct ft_open_options *options)
-{
-    const char *isa = options->isa ? options->isa : getenv("FT_ISA");
-    return isa && isa[0] ? isa : NULL;
-}
 
 /* Without the figures auto begins with defaults, so a failure is only said. */
 static int measure(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)

@@ -187,6 +187,12 @@ plans() {
     refuse 2 'names GPUs and --device host' "$ft" plan --shape qwen3.8-flash-next --gpus 5,1 --device host
     expect 0 'fits' "$ft" plan --shape qwen3.8-flash-next --ram 128G --device cuda --vram 6G --strategy offload --dense fp8
     refuse 2 '--shape' "$ft" plan --model "$tiny" --shape qwen3.8-flash-next
+    mkdir -p folder
+    mkfifo pipe
+    refuse 1 'folder: is a directory' "$ft" plan --shape folder
+    refuse 1 'pipe: is a pipe' timeout 20 "$ft" plan --shape ./pipe
+    refuse 1 '/dev/null: is a device' "$ft" plan --shape /dev/null
+    refuse 1 'none.json: cannot be opened: No such file' "$ft" plan --shape ./none.json
 }
 
 tokenizers() {

@@ -7,6 +7,9 @@
 
 #include "tests/test.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #define TINY_SHAPE FT_DATA_DIR "/fixtures/qwen4_exp-bf16/config.json"
 #define STEPS 12u
 #define PROMPT 40u
@@ -104,6 +107,16 @@ TEST(unknown_shapes_are_refused_by_name)
                 &err);
     CHECK_FAILS(ft_shapes_read(FT_DATA_DIR "/cases/shapes.json", &whole, &model, label, sizeof label, &err),
                 FT_FORMAT, "model_type", &err);
+    char fifo[] = "/tmp/ft-test-shape-XXXXXX";
+    REQUIRE(mkdtemp(fifo) != NULL);
+    CHECK_FAILS(ft_shapes_read(fifo, &whole, &model, label, sizeof label, &err), FT_IO, "is a directory",
+                &err);
+    CHECK_EQ(rmdir(fifo), 0);
+    CHECK_EQ(mkfifo(fifo, 0600), 0); /* nobody writes: opened, it would wait for ever */
+    CHECK_FAILS(ft_shapes_read(fifo, &whole, &model, label, sizeof label, &err), FT_IO, "is a pipe", &err);
+    CHECK_EQ(unlink(fifo), 0);
+    CHECK_FAILS(ft_shapes_read("/dev/zero", &whole, &model, label, sizeof label, &err), FT_IO, "is a device",
+                &err);
 }
 
 /* ---- bits ---- */

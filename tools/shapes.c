@@ -2,13 +2,16 @@
 #include "tools/shapes.h"
 
 #include "io/checkpoint.h"
+#include "io/file.h"
 #include "tools/options.h"
 
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define ROPE_THETA_DEFAULT 1e6
+#define SHAPE_BYTES_MAX (16ull << 20)
 #define PLE_HEAD_ROWS_MIN 100000ull
 
 /* From tests/data/cases/shapes.json; a test compares them. */
@@ -92,21 +95,27 @@ static json_t *pick_member(json_t *root, const char *file, const char *name, str
 
 static json_t *read_file(const char *shape, struct ft_error *err)
 {
-    char path[4096];
+    char path[4096], *text;
+    uint64_t bytes;
     json_error_t where;
     const char *mark = strrchr(shape, '#');
     snprintf(path, sizeof path, "%.*s", mark ? (int)(mark - shape) : (int)strlen(shape), shape);
-    if (!strchr(path, '/') && !strchr(path, '.')) {
+    if (!strchr(path, '/') && !strchr(path, '.') && access(path, F_OK) != 0) {
         char known[400] = "";
         for (uint32_t i = 0; i < FT_COUNT_OF(shapes); i++)
             snprintf(known + strlen(known), sizeof known - strlen(known), ", %s", shapes[i].name);
         ft_error_set(err, FT_USAGE, "no shape is called \"%s\": give %s, or a config.json", shape, known + 2);
         return NULL;
     }
-    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &where);
+    if (ft_file_read_all(path, SHAPE_BYTES_MAX, &text, &bytes, err) != FT_OK) {
+        ft_error_prepend(err, "--shape wants a built-in name or a config.json");
+        return NULL;
+    }
+    json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &where);
+    free(text);
     if (!root) {
-        ft_error_set(err, where.line > 0 ? FT_FORMAT : FT_IO, "%s: line %d, column %d: %s", path, where.line,
-                     where.column, where.text);
+        ft_error_set(err, FT_FORMAT, "%s: line %d, column %d: %s", path, where.line, where.column,
+                     where.text);
         return NULL;
     }
     return mark ? pick_member(root, path, mark + 1, err) : root;

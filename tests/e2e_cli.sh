@@ -187,6 +187,8 @@ plans() {
     refuse 2 'names GPUs and --device host' "$ft" plan --shape qwen3.8-flash-next --gpus 5,1 --device host
     expect 0 'fits' "$ft" plan --shape qwen3.8-flash-next --ram 128G --device cuda --vram 6G --strategy offload --dense fp8
     refuse 2 '--shape' "$ft" plan --model "$tiny" --shape qwen3.8-flash-next
+    expect 0 '4608 experts in 36 layers, mxfp4' "$ft" plan --shape gpt-oss-120b --ram 128G --device cuda --vram 24G
+    expect 0 '4608 experts in 36 layers, nvfp4' "$ft" plan --shape gpt-oss-120b --ram 128G --device cuda --vram 24G --format nvfp4
     mkdir -p folder
     mkfifo pipe
     refuse 1 'folder: is a directory' "$ft" plan --shape folder

@@ -44,6 +44,37 @@ TEST(built_in_shapes_are_the_published_ones)
     }
 }
 
+TEST(a_shape_has_the_format_of_its_checkpoint)
+{
+    static const struct {
+        const char *shape;
+        enum ft_format format;
+    } cases[] = {{"gpt-oss-120b", FT_FORMAT_MXFP4},
+                 {"qwen3.8-flash-next", FT_FORMAT_NVFP4},
+                 {"qwen3-30b-a3b", FT_FORMAT_BF16},
+                 {FT_DATA_DIR "/cases/shapes.json#gpt-oss-120b", FT_FORMAT_MXFP4},
+                 {FT_DATA_DIR "/fixtures/qwen3_moe-fp8_block/config.json", FT_FORMAT_FP8_BLOCK},
+                 {FT_DATA_DIR "/fixtures/qwen4_exp-nvfp4-modelopt/config.json", FT_FORMAT_NVFP4},
+                 {TINY_SHAPE, FT_FORMAT_BF16}};
+    static struct ft_model model;
+    struct ft_weight_sizes sizes;
+    struct ft_error err;
+    enum ft_format format;
+    char label[128];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK_OK(ft_shapes_find_format(cases[i].shape, 0, &format, &err), &err);
+        CHECK_EQ(format, cases[i].format);
+        CHECK_OK(ft_shapes_find_format(cases[i].shape, 5, &format, &err), &err);
+        CHECK_EQ(format, FT_FORMAT_DS_FP4);
+    }
+    CHECK_FAILS(ft_shapes_find_format("./none.json", 0, &format, &err), FT_IO, "none.json", &err);
+    /* 128 experts of 36 layers: 1.59375 H I bytes and f32 biases, as published */
+    CHECK_OK(ft_shapes_read("gpt-oss-120b", &whole, &model, label, sizeof label, &err), &err);
+    CHECK_OK(ft_synthetic_sizes(&model, FT_FORMAT_MXFP4, FT_DENSE_AS_STORED, &sizes, &err), &err);
+    CHECK_NEAR((double)sizes.expert_total_bytes, 36 * 128.0 * (1.59375 * 2880 * 2880 + 3 * 2880 * 4),
+               36 * 128 * 512.0);
+}
+
 TEST(the_main_model_weighs_what_its_checkpoint_weighs)
 {
     static struct ft_model model;
@@ -407,11 +438,12 @@ TEST(wrong_routing_and_requests_are_refused)
     ft_loaded_fini(&loaded);
 }
 
-TEST_MAIN(RUN(built_in_shapes_are_the_published_ones) RUN(the_main_model_weighs_what_its_checkpoint_weighs)
-              RUN(fp8_halves_what_a_step_reads) RUN(shapes_can_be_cut) RUN(unknown_shapes_are_refused_by_name)
-                  RUN(numbers_are_valid_and_scaled_in_every_format)
-                      RUN(the_numbers_do_not_depend_on_the_threads) RUN(experts_are_all_different)
-                          RUN(every_strategy_and_format_gives_the_same_tokens)
-                              RUN(given_routing_is_obeyed_in_decode_steps_and_lru_predicts_its_misses)
-                                  RUN(given_routing_gives_the_same_tokens_with_every_strategy)
-                                      RUN(wrong_routing_and_requests_are_refused))
+TEST_MAIN(RUN(built_in_shapes_are_the_published_ones) RUN(a_shape_has_the_format_of_its_checkpoint)
+              RUN(the_main_model_weighs_what_its_checkpoint_weighs) RUN(fp8_halves_what_a_step_reads)
+                  RUN(shapes_can_be_cut) RUN(unknown_shapes_are_refused_by_name)
+                      RUN(numbers_are_valid_and_scaled_in_every_format)
+                          RUN(the_numbers_do_not_depend_on_the_threads) RUN(experts_are_all_different)
+                              RUN(every_strategy_and_format_gives_the_same_tokens)
+                                  RUN(given_routing_is_obeyed_in_decode_steps_and_lru_predicts_its_misses)
+                                      RUN(given_routing_gives_the_same_tokens_with_every_strategy)
+                                          RUN(wrong_routing_and_requests_are_refused))

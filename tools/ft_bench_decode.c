@@ -41,8 +41,6 @@ struct options {
     struct ft_option_numbers gpus;
 };
 
-static const enum ft_format formats[] = {FT_FORMAT_NVFP4, FT_FORMAT_MXFP4, FT_FORMAT_FP8_BLOCK,
-                                         FT_FORMAT_BF16, FT_FORMAT_DS_FP4};
 static const enum ft_strategy compared[] = {FT_STRATEGY_OFFLOAD, FT_STRATEGY_CPU, FT_STRATEGY_HYBRID,
                                             FT_STRATEGY_AUTO};
 
@@ -53,8 +51,8 @@ _Static_assert(FT_STRATEGY_HYBRID == 4 && FT_DEVICE_CUDA == 2 && FT_IO_PREAD == 
 static const struct ft_option table[] = {
     {"shape", "NAME|FILE", "a published shape, a config.json, or FILE#NAME", NULL, FT_OPTION_STRING,
      FIELD(shape), 0, 0},
-    {"format", "nvfp4|mxfp4|fp8_block|bf16|ds_fp4", "of the experts", NULL, FT_OPTION_CHOICE, FIELD(format),
-     0, 0},
+    {"format", FT_SHAPE_FORMATS, "of the experts; model: of the shape's checkpoint", NULL, FT_OPTION_CHOICE,
+     FIELD(format), 0, 0},
     {"dense", "bf16|fp8", "of the dense weights", NULL, FT_OPTION_CHOICE, FIELD(dense), 0, 0},
     {"layers", "N", "the first N layers only", "all", FT_OPTION_U32, FIELD(cuts.layers), 1, FT_LAYERS_MAX},
     {"experts", "N", "experts of a layer", "all", FT_OPTION_U32, FIELD(cuts.experts), 1, FT_EXPERTS_MAX},
@@ -111,6 +109,7 @@ static const struct ft_option table[] = {
 struct bench {
     const struct options *options;
     struct ft_model model;
+    enum ft_format format; /* of the experts */
     struct ft_weight_sizes sizes;
     struct ft_machine machine; /* before the weights took memory; then with what was measured */
     enum ft_device device;     /* of --compare, when none is asked for */
@@ -503,7 +502,7 @@ static int check_plans(struct bench *bench, const enum ft_strategy *strategies, 
 static int make_weights(struct bench *bench, struct ft_error *err)
 {
     const struct options *o = bench->options;
-    const struct ft_synthetic_options options = {.format = formats[o->format],
+    const struct ft_synthetic_options options = {.format = bench->format,
                                                  .dense = (enum ft_dense)o->dense,
                                                  .seed = o->seed,
                                                  .topology = &bench->topology,
@@ -553,7 +552,7 @@ static int measure_ceilings(struct bench *bench, uint32_t workers, enum ft_devic
     if (!(c->link_bytes_per_s > 0))
         c->link_bytes_per_s = machine->link_bytes_per_s;
     machine->cpu_read_bytes_per_s = c->cpu_read_bytes_per_s;
-    machine->cpu_expert_bytes_per_s[formats[o->format]] = c->cpu_expert_bytes_per_s;
+    machine->cpu_expert_bytes_per_s[bench->format] = c->cpu_expert_bytes_per_s;
     machine->device_read_bytes_per_s = c->device_read_bytes_per_s;
     machine->link_bytes_per_s = c->link_bytes_per_s;
     machine->cpu_overlap_bytes_per_s = c->both_cpu_bytes_per_s;
@@ -569,8 +568,10 @@ static int prepare(struct bench *bench, struct ft_error *err)
     cuts.no_ple = !o->ple_file;
     int status = ft_shapes_read(o->shape, &cuts, &bench->model, r->shape, sizeof r->shape, err);
     if (status == FT_OK)
-        status = ft_synthetic_sizes(&bench->model, formats[o->format], (enum ft_dense)o->dense, &bench->sizes,
-                                    err);
+        status = ft_shapes_find_format(o->shape, o->format, &bench->format, err);
+    if (status == FT_OK)
+        status =
+            ft_synthetic_sizes(&bench->model, bench->format, (enum ft_dense)o->dense, &bench->sizes, err);
     if (status == FT_OK && !bench->sizes.moe_layer_count)
         status = ft_error_set(err, FT_UNSUPPORTED, "%s has no experts", r->shape);
     if (status == FT_OK)
@@ -580,7 +581,7 @@ static int prepare(struct bench *bench, struct ft_error *err)
         status = open_table(bench, err);
     if (status == FT_OK)
         status = get_routing(bench, err);
-    r->format = formats[o->format];
+    r->format = bench->format;
     r->layer_count = bench->model.layer_count;
     r->expert_count = bench->model.expert_count;
     r->topk = bench->model.topk;

@@ -17,14 +17,11 @@ struct plan_options {
     bool json;
 };
 
-static const enum ft_format formats[] = {FT_FORMAT_NVFP4, FT_FORMAT_MXFP4, FT_FORMAT_FP8_BLOCK,
-                                         FT_FORMAT_BF16, FT_FORMAT_DS_FP4};
-
 static const struct ft_option table[] = {
     {"shape", "NAME|FILE", "a published shape, a config.json, or FILE#NAME, instead of a checkpoint",
      "not given", FT_OPTION_STRING, offsetof(struct plan_options, shape), FT_OPTION_NO_FIELD, 0, 0},
-    {"format", "nvfp4|mxfp4|fp8_block|bf16|ds_fp4", "of the experts of --shape", NULL, FT_OPTION_CHOICE,
-     offsetof(struct plan_options, format), FT_OPTION_NO_FIELD, 0, 0},
+    {"format", FT_SHAPE_FORMATS, "of the experts of --shape; model: of its checkpoint", NULL,
+     FT_OPTION_CHOICE, offsetof(struct plan_options, format), FT_OPTION_NO_FIELD, 0, 0},
     {"json", NULL, "the whole plan as JSON", NULL, FT_OPTION_FLAG, offsetof(struct plan_options, json),
      FT_OPTION_NO_FIELD, 0, 0},
 };
@@ -155,10 +152,12 @@ static int plan_shape(struct ft_engine *engine, const struct plan_options *optio
     char label[128];
     if (options->open.model)
         return ft_error_set(err, FT_USAGE, "--model and --shape both say what to plan: give one of them");
+    enum ft_format format;
     int status = ft_shapes_read(options->shape, &all, model, label, sizeof label, err);
+    if (status == FT_OK)
+        status = ft_shapes_find_format(options->shape, options->format, &format, err);
     for (uint32_t dense = 0; dense < 2 && status == FT_OK; dense++)
-        status =
-            ft_synthetic_sizes(model, formats[options->format], (enum ft_dense)dense, &sizes[dense], err);
+        status = ft_synthetic_sizes(model, format, (enum ft_dense)dense, &sizes[dense], err);
     const struct ft_engine_parts parts = {.model = model, .sizes = &sizes[0], .fp8_sizes = &sizes[1]};
     return status == FT_OK ? ft_engine_plan_parts(engine, &options->open, &parts, err) : status;
 }

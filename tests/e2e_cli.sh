@@ -268,7 +268,11 @@ bad_input() {
     refuse 2 'no device' "$ft" plan --model "$tiny" --strategy cpu --moe-cache-rate 0.5
     refuse 2 'no device' "$ft" plan --model "$tiny" --vram 12G
     expect 0 'fits' "$ft" plan --model "$tiny" --strategy hybrid --vram 12G --ram 32G
-    refuse 1 '--max-tokens' "$ft" run --quiet --model "$tiny" --max-tokens 4000000000 hi
+    refuse 1 '--max-tokens 4000000000: 1 sequence of 4000000002 tokens' "$ft" run --quiet --model "$tiny" --max-tokens 4000000000 hi
+    refuse 1 'a KV pool of 8589934592 tokens' "$ft" run --quiet --model "$tiny" --max-tokens 4294967294 --prompt hi --prompt hi
+    refuse 1 'want a KV pool of 4294967296 tokens' "$ft" run --quiet --model "$tiny" --kv-tokens 64 --max-tokens 4294967294 hi
+    refuse 1 'the prompt and --max-tokens want a KV pool of 900000066 tokens' "$ft" run --quiet --model "$tiny" --max-tokens 900000000 --ram 64M hi
+    refuse 2 'too large (at most 4294967294)' "$ft" run --quiet --model "$tiny" --max-tokens 4294967295 hi
     refuse 1 '--kv-tokens' "$ft" run --quiet --model "$tiny" --kv-tokens 64 --sequences 1 --max-tokens 100 "In the beginning"
     refuse 2 '--chat' "$ft" run --quiet --model "$tiny" --system x hi
     expect 2 'usage' "$ft"

@@ -50,9 +50,10 @@ const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
      FT_OPTION_F64, FIELD(plan.fetch_share), 0, 1},
     {"moe-cache-auto", NULL, "as many expert slots as the device has room for",
      "on, unless a size or rate is given", FT_OPTION_FLAG, FIELD(cache_auto), 0, 0},
-    {"kv-reserve-tokens", "N", "the same as --kv-tokens", NULL, FT_OPTION_U32, FIELD(plan.kv_tokens), 1, 1e9},
+    {"kv-reserve-tokens", "N", "the same as --kv-tokens", NULL, FT_OPTION_U32, FIELD(plan.kv_tokens), 1,
+     FT_KV_TOKENS_MAX},
     {"kv-tokens", "N", "tokens in the KV pool, all sequences together",
-     "up to 8192, more when prompts need it", FT_OPTION_U32, FIELD(plan.kv_tokens), 1, 1e9},
+     "up to 8192, more when prompts need it", FT_OPTION_U32, FIELD(plan.kv_tokens), 1, FT_KV_TOKENS_MAX},
     {"sequences", "N", "sequences decoded together", "8, or the number of prompts", FT_OPTION_U32,
      FIELD(plan.sequences_max), 1, FT_SEQUENCES_MAX},
     {"chunk", "N", "rows of one prefill step", "128", FT_OPTION_U32, FIELD(plan.chunk_rows), 1, 65536},
@@ -176,7 +177,7 @@ void ft_open_options_want_kv(struct ft_open_options *options, uint64_t tokens_ea
     if (!options->plan.sequences_max && sequences > SEQUENCES_DEFAULT)
         options->plan.sequences_max = FT_MIN(sequences, FT_SEQUENCES_MAX);
     if (!options->plan.kv_tokens && wanted > KV_TOKENS_DEFAULT)
-        options->plan.kv_tokens = (uint32_t)FT_MIN(wanted, 1000000000ull);
+        options->plan.kv_tokens = (uint32_t)FT_MIN(wanted, (uint64_t)FT_KV_TOKENS_MAX);
 }
 
 static void resolve_options(const struct ft_open_options *options, struct ft_plan_options *plan)

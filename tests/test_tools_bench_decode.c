@@ -16,8 +16,8 @@
 
 static char folder[] = "/tmp/ft-test-bench-decode-XXXXXX";
 
-/* Runs the command with stdout in a file; *text is malloc'ed. */
-static int run_command(const char *const *arguments, char **text)
+/* Runs the command with one of the streams in a file; *text is malloc'ed. */
+static int run_stream(int stream, const char *const *arguments, char **text)
 {
     char path[256], copies[ARGS_MAX][512], *argv[ARGS_MAX + 1] = {0};
     int argc = 0;
@@ -27,11 +27,11 @@ static int run_command(const char *const *arguments, char **text)
     }
     snprintf(path, sizeof path, "%s/out", folder);
     fflush(stdout);
-    int kept = dup(1), file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
-    dup2(file, 1);
+    int kept = dup(stream), file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    dup2(file, stream);
     int code = ft_command_bench_decode(argc, argv);
     fflush(stdout);
-    dup2(kept, 1);
+    dup2(kept, stream);
     close(kept);
     off_t bytes = lseek(file, 0, SEEK_END);
     *text = calloc(1, (size_t)bytes + 1);
@@ -39,6 +39,19 @@ static int run_command(const char *const *arguments, char **text)
         (*text)[0] = '\0';
     close(file);
     return code;
+}
+
+static int run_command(const char *const *arguments, char **text)
+{
+    return run_stream(1, arguments, text);
+}
+
+static void check_refused(const char *const *arguments, const char *wanted)
+{
+    char *text;
+    CHECK_EQ(run_stream(2, arguments, &text), 2);
+    CHECK(text && strstr(text, wanted));
+    free(text);
 }
 
 static json_t *run_json(const char *const *arguments)
@@ -276,6 +289,17 @@ TEST(wrong_use_is_refused)
     free(text);
 }
 
+TEST(options_of_a_prompt_need_the_prompt)
+{
+    static const char *const options[] = {"--prompt", "--chunk", "--beside"};
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+        char wanted[64];
+        const char *const arguments[] = {"--shape", SHAPE, "--steps", "1", options[i], "64", NULL};
+        snprintf(wanted, sizeof wanted, "%s is about the prompt that --prefill reads", options[i]);
+        check_refused(arguments, wanted);
+    }
+}
+
 /* ---- bounds ---- */
 
 TEST(bounds_are_bytes_over_bandwidths)
@@ -338,6 +362,7 @@ int main(int argc, char **argv)
     RUN(recorded_routing_and_a_ple_table_are_used)
     RUN(text_says_that_the_weights_are_synthetic)
     RUN(wrong_use_is_refused)
+    RUN(options_of_a_prompt_need_the_prompt)
     RUN(bounds_are_bytes_over_bandwidths)
     RUN(keys_are_counted_as_far_as_attention_looks)
     char path[300];

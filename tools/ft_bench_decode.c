@@ -36,7 +36,7 @@ struct options {
         workers, io;
     double cache_rate, link_gbs, share, ceiling_seconds, device_gbs;
     uint64_t seed, ple_bytes;
-    bool device_given, compare, prefill, json, pin;
+    bool device_given, chunk_given, beside_given, compare, prefill, json, pin;
     uint32_t prefetch; /* enum ft_prefetch_wish */
     struct ft_option_numbers gpus;
 };
@@ -80,9 +80,12 @@ static const struct ft_option table[] = {
     {"warmup", "N", "steps before them", NULL, FT_OPTION_U32, FIELD(warmup), 0, 1e6},
     {"prefill", NULL, "read a prompt, too: alone, and beside the sequences that decode", NULL, FT_OPTION_FLAG,
      FIELD(prefill), 0, 0},
-    {"prompt", "N", "tokens of that prompt", "the context", FT_OPTION_U32, FIELD(prompt), 2, 1e7},
-    {"chunk", "N", "rows of one prefill step, with --prefill", NULL, FT_OPTION_U32, FIELD(chunk), 1, 65536},
-    {"beside", "N", "decode steps beside the prompt, at most", NULL, FT_OPTION_U32, FIELD(beside), 1, 1e6},
+    {"prompt", "N", "tokens of that prompt, with --prefill", "the context", FT_OPTION_U32, FIELD(prompt), 2,
+     1e7},
+    {"chunk", "N", "rows of one prefill step, with --prefill", NULL, FT_OPTION_U32,
+     offsetof(struct options, chunk), offsetof(struct options, chunk_given), 1, 65536},
+    {"beside", "N", "decode steps beside the prompt, at most, with --prefill", NULL, FT_OPTION_U32,
+     offsetof(struct options, beside), offsetof(struct options, beside_given), 1, 1e6},
     {"routing", "FILE", "recorded routing (trace.<i> of a safetensors file)",
      "generated, see planner/routing.h", FT_OPTION_STRING, FIELD(routing), 0, 0},
     {"ple-file", "F", "PLE table to read rows from", "the model runs without PLE", FT_OPTION_STRING,
@@ -598,6 +601,20 @@ static void print_row(const struct ft_decode_report *r, uint32_t row)
     fflush(stdout);
 }
 
+static int check_use(const struct options *o, struct ft_error *err)
+{
+    const char *alone = o->prompt         ? "--prompt"
+                        : o->chunk_given  ? "--chunk"
+                        : o->beside_given ? "--beside"
+                                          : NULL;
+    if (alone && !o->prefill)
+        return ft_error_set(err, FT_USAGE, "%s is about the prompt that --prefill reads: give --prefill, too",
+                            alone);
+    if (o->compare && o->trace)
+        return ft_error_set(err, FT_USAGE, "--trace takes one strategy, --compare runs several");
+    return FT_OK;
+}
+
 static int run(struct bench *bench, struct ft_error *err)
 {
     const struct options *o = bench->options;
@@ -605,14 +622,15 @@ static int run(struct bench *bench, struct ft_error *err)
     uint32_t count = o->compare ? FT_COUNT_OF(compared) : 1, workers = 1;
     enum ft_device device = FT_DEVICE_NONE;
     struct ft_decode_report *r = &bench->report;
-    if (o->compare && o->trace)
-        return ft_error_set(err, FT_USAGE, "--trace takes one strategy, --compare runs several");
+    int status = check_use(o, err);
+    if (status != FT_OK)
+        return status;
     bench->step_s = calloc(o->steps, sizeof *bench->step_s);
     bench->events = calloc(2 * FT_SEQUENCES_MAX, sizeof *bench->events);
     r->rows = calloc(count, sizeof *r->rows);
     if (!bench->step_s || !bench->events || !r->rows)
         return ft_error_set(err, FT_MEMORY, "no memory for the results of %u steps", o->steps);
-    int status = prepare(bench, err);
+    status = prepare(bench, err);
     if (status == FT_OK && o->compare && !o->device_given) { /* the rows differ in the strategy alone */
         struct ft_error none;
         bool found = ft_machine_probe_gpus(&bench->machine, &o->gpus, &none) == FT_OK;

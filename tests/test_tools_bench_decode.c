@@ -190,8 +190,29 @@ TEST(without_a_device_every_expert_runs_on_the_cpu)
     const json_t *prefill = json_object_get(row, "prefill");
     CHECK_EQ((int)number(prefill, "rows"), 150); /* the context, when nothing else is asked for */
     CHECK_EQ((int)number(prefill, "chunks"), 2);
-    CHECK_NEAR(number(prefill, "link_bound_s"), 0, 0);
+    CHECK(json_is_null(json_object_get(prefill, "link_bound_s")));
     json_decref(root);
+}
+
+TEST(strategy_cpu_has_no_bound_of_a_link)
+{
+    const char *const arguments[] = {
+        "--shape",   SHAPE,        "--json", "--strategy",        "cpu",  "--device",
+        "host",      "--steps",    "5",      "--context",         "40",   "--no-pin",
+        "--prefill", "--link-gbs", "0.1",    "--ceiling-seconds", "0.01", NULL};
+    json_t *root = run_json(arguments), *row = json_array_get(json_object_get(root, "rows"), 0);
+    const json_t *prefill = json_object_get(row, "prefill");
+    CHECK(!strcmp(text_of(row, "device"), "host"));
+    CHECK(json_is_null(json_object_get(prefill, "link_bound_s")));
+    CHECK(json_is_null(json_object_get(prefill, "of_link_bound")));
+    json_decref(root);
+    char *text;
+    const char *const plain[] = {"--shape",    SHAPE, "--strategy",        "cpu",  "--device", "host",
+                                 "--steps",    "5",   "--context",         "40",   "--no-pin", "--prefill",
+                                 "--link-gbs", "0.1", "--ceiling-seconds", "0.01", NULL};
+    CHECK_EQ(run_command(plain, &text), 0);
+    CHECK(text && strstr(text, "prefill alone: 40 rows") && !strstr(text, "of the link's bound"));
+    free(text);
 }
 
 TEST(a_prompt_is_read_alone_and_beside_sequences_that_decode)
@@ -358,6 +379,7 @@ int main(int argc, char **argv)
     RUN(rows_of_all_strategies_agree_with_themselves)
     RUN(every_expert_resident_misses_nothing)
     RUN(without_a_device_every_expert_runs_on_the_cpu)
+    RUN(strategy_cpu_has_no_bound_of_a_link)
     RUN(a_prompt_is_read_alone_and_beside_sequences_that_decode)
     RUN(recorded_routing_and_a_ple_table_are_used)
     RUN(text_says_that_the_weights_are_synthetic)

@@ -267,6 +267,13 @@ bad_input() {
     refuse 2 'no device' "$ft" run --quiet --model "$tiny" --strategy cpu --moe-cache-size 40 hi
     refuse 2 'no device' "$ft" plan --model "$tiny" --strategy cpu --moe-cache-rate 0.5
     refuse 2 'no device' "$ft" plan --model "$tiny" --vram 12G
+    refuse 2 '--handshake is how a GPU step' "$ft" run --quiet --model "$tiny" --device host --handshake kernel hi
+    refuse 2 '--handshake is how a GPU step' "$ft" plan --model "$tiny" --device none --handshake memop
+    expect 0 'fits' "$ft" plan --model "$tiny" --device none --handshake auto
+    expect 0 'fits' "$ft" plan --model "$tiny" --device cuda --vram 12G --handshake kernel
+    refuse 2 '--hybrid-share is the share of the misses' "$ft" run --quiet --model "$tiny" --strategy offload --hybrid-share 0.5 hi
+    refuse 2 'the strategy is cpu: give --strategy hybrid' "$ft" plan --model "$tiny" --strategy cpu --hybrid-share 0.5
+    expect 0 'fits' "$ft" plan --model "$tiny" --strategy hybrid --hybrid-share 0
     expect 0 'fits' "$ft" plan --model "$tiny" --strategy hybrid --vram 12G --ram 32G
     refuse 1 '--max-tokens 4000000000: 1 sequence of 4000000002 tokens' "$ft" run --quiet --model "$tiny" --max-tokens 4000000000 hi
     refuse 1 'a KV pool of 8589934592 tokens' "$ft" run --quiet --model "$tiny" --max-tokens 4294967294 --prompt hi --prompt hi

@@ -310,6 +310,22 @@ TEST(wrong_use_is_refused)
     free(text);
 }
 
+TEST(a_share_is_for_strategy_hybrid)
+{
+    const char *const alone[] = {"--shape", SHAPE, "--strategy", "offload", "--hybrid-share", "0.5", NULL};
+    const char *const compared[] = {
+        "--shape",  SHAPE, "--json",           "--compare", "--hybrid-share",    "0.25",
+        "--steps",  "5",   "--moe-cache-rate", "0.5",       "--ceiling-seconds", "0.01",
+        "--no-pin", NULL};
+    check_refused(alone, "--hybrid-share is the share");
+    json_t *root = run_json(compared), *rows = json_object_get(root, "rows");
+    CHECK_EQ(json_array_size(rows), 4);
+    CHECK(!strcmp(text_of(json_array_get(rows, 2), "strategy"), "hybrid"));
+    CHECK_NEAR(number(json_array_get(rows, 2), "fetch_share"), 0.25, 1e-9);
+    CHECK_NEAR(number(json_array_get(rows, 0), "fetch_share"), 1, 0); /* offload: all */
+    json_decref(root);
+}
+
 TEST(options_of_a_prompt_need_the_prompt)
 {
     static const char *const options[] = {"--prompt", "--chunk", "--beside"};
@@ -384,6 +400,7 @@ int main(int argc, char **argv)
     RUN(recorded_routing_and_a_ple_table_are_used)
     RUN(text_says_that_the_weights_are_synthetic)
     RUN(wrong_use_is_refused)
+    RUN(a_share_is_for_strategy_hybrid)
     RUN(options_of_a_prompt_need_the_prompt)
     RUN(bounds_are_bytes_over_bandwidths)
     RUN(keys_are_counted_as_far_as_attention_looks)

@@ -176,7 +176,7 @@ static void make_open_options(const struct bench *bench, enum ft_strategy strate
     open->plan.workers = o->workers;
     open->plan.slot_count = o->slots;
     open->plan.slot_rate = o->cache_rate;
-    open->plan.fetch_share = o->share;
+    open->plan.fetch_share = o->compare && strategy != FT_STRATEGY_HYBRID ? -1 : o->share;
     open->plan.sequences_max = o->batch + o->prefill;
     open->plan.kv_tokens = (uint32_t)FT_MIN(tokens, (uint64_t)UINT32_MAX);
     open->plan.chunk_rows = o->prefill ? o->chunk : CHUNK_ROWS_SMALL;

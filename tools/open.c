@@ -226,6 +226,17 @@ static int check_contradictions(const struct ft_open_options *options, const str
     if (options->gpus.count && plan->device != FT_DEVICE_CUDA)
         return ft_error_set(err, FT_USAGE, "--gpus names GPUs and --device %s needs none: give one of them",
                             ft_device_name(plan->device));
+    if (options->handshake && plan->device != FT_DEVICE_CUDA)
+        return ft_error_set(
+            err, FT_USAGE,
+            "--handshake is how a GPU step and its driver meet, and this plan has no GPU (--device "
+            "%s): leave it out",
+            ft_device_name(plan->device));
+    if (options->plan.fetch_share >= 0 && plan->strategy != FT_STRATEGY_HYBRID)
+        return ft_error_set(err, FT_USAGE,
+                            "--hybrid-share is the share of the misses that strategy hybrid fetches, and the "
+                            "strategy is %s: give --strategy hybrid, or leave it out",
+                            ft_strategy_name(plan->strategy));
     return FT_OK;
 }
 

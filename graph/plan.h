@@ -87,13 +87,20 @@ struct ft_plan {
     struct ft_plan_term terms[FT_POOL_COUNT];
     uint64_t used_bytes[FT_TIER_COUNT], limit_bytes[FT_TIER_COUNT]; /* limit 0 = unknown */
     bool fits;
-    char advice[512]; /* when it does not fit: which term to lower, and to what */
+    char advice[1000]; /* when it does not fit: which term to lower, and to what */
 };
 
 /* Rows of the largest step, which the workspace is sized for: a prefill chunk, or one row of every sequence. */
 static inline uint32_t ft_plan_rows_max(const struct ft_plan *plan)
 {
     return FT_MAX(plan->chunk_rows, plan->sequences_max);
+}
+
+/* Tokens that the KV pool is for: it has one page more for each further sequence, which may end in a page of its own. */
+static inline uint32_t ft_plan_kv_tokens(const struct ft_plan *plan)
+{
+    uint32_t spare = FT_MAX(plan->sequences_max, 1u) - 1;
+    return plan->page_count > spare ? (plan->page_count - spare) * plan->page_tokens : 0;
 }
 
 /* Rows of the second set of activations: a prefill pauses between layers while other sequences decode, so these

@@ -1,26 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "io/chat.h"
+#include "io/file.h"
 #include "io/tokenizer_internal.h"
 
+#include <errno.h>
 #include <jansson.h>
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define CONFIG_BYTES_MAX ((size_t)16 << 20)
 #define WAY_OUT "use ft run --prompt without --chat, and write the prompt's markers yourself"
 
 /* ---- the checkpoint's files ---- */
 
-static int read_file(const char *directory, const char *name, char **text, size_t *bytes,
+static int read_file(const char *directory, const char *name, char **text, uint64_t *bytes,
                      struct ft_error *err)
 {
     char path[4096];
     *text = NULL;
     if ((size_t)snprintf(path, sizeof path, "%s/%s", directory, name) >= sizeof path)
         return ft_error_set(err, FT_LIMIT, "the path %.64s.../%s is too long", directory, name);
-    return ft_text_file_read(path, CONFIG_BYTES_MAX, true, text, bytes, err);
+    if (access(path, F_OK) != 0 && errno == ENOENT)
+        return FT_OK;
+    return ft_file_read_all(path, CONFIG_BYTES_MAX, text, bytes, err);
 }
 
 /* *root is NULL when there is no such file; an object otherwise. */
@@ -28,7 +32,7 @@ static int read_json(const char *directory, const char *name, json_t **root, str
 {
     json_error_t where;
     char *text;
-    size_t bytes;
+    uint64_t bytes;
     *root = NULL;
     int status = read_file(directory, name, &text, &bytes, err);
     if (status != FT_OK || !text)
@@ -133,7 +137,7 @@ int ft_chat_open(struct ft_chat *chat, const char *directory, const struct ft_to
                  struct ft_error *err)
 {
     char *file;
-    size_t bytes;
+    uint64_t bytes;
     json_t *config;
     *chat = (struct ft_chat){
         .tokenizer = tokenizer, .prefix_id = FT_NONE, .start_id = FT_NONE, .end_id = FT_NONE};

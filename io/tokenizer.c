@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "io/tokenizer.h"
+#include "io/file.h"
 #include "io/tokenizer_internal.h"
 #include "io/utf8.h"
 
@@ -26,9 +27,9 @@ int ft_tokenizer_parse(struct ft_tokenizer **out, const char *json, size_t bytes
 int ft_tokenizer_open(struct ft_tokenizer **out, const char *path, struct ft_error *err)
 {
     char *json;
-    size_t bytes;
+    uint64_t bytes;
     *out = NULL;
-    if (ft_text_file_read(path, JSON_BYTES_MAX, false, &json, &bytes, err) != FT_OK)
+    if (ft_file_read_all(path, JSON_BYTES_MAX, &json, &bytes, err) != FT_OK)
         return err->code;
     int status = ft_tokenizer_parse(out, json, bytes, path, err);
     free(json);

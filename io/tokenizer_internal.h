@@ -157,8 +157,4 @@ int ft_encoder_push(struct ft_encoder *encoder, uint32_t id);
 /* tokenizer_load.c; fills a zeroed tokenizer, which the caller closes on failure too. */
 int ft_tokenizer_load(struct ft_tokenizer *tokenizer, const char *json, size_t bytes, struct ft_error *err);
 
-/* text_file.c: a whole file, 0-terminated, malloc'ed for the caller. A missing file gives *out = NULL if `optional`. */
-int ft_text_file_read(const char *path, size_t bytes_max, bool optional, char **out, size_t *bytes,
-                      struct ft_error *err);
-
 #endif

@@ -90,7 +90,7 @@ static json_t *smallest_table(const struct ft_plan *smallest, bool *good)
         put_number(row, "device_bytes", plan->limit_bytes[FT_TIER_DEVICE], good);
         put_number(row, "ram_bytes", plan->used_bytes[FT_TIER_RAM], good);
         put_number(row, "slot_count", plan->slot_count, good);
-        put_number(row, "kv_tokens", (uint64_t)plan->page_count * plan->page_tokens, good);
+        put_number(row, "kv_tokens", ft_plan_kv_tokens(plan), good);
         put_number(row, "sequences_max", plan->sequences_max, good);
         put_number(row, "chunk_rows", plan->chunk_rows, good);
         put(row, "memory", memory_table(plan, good), good);
@@ -117,6 +117,7 @@ int ft_plan_to_json(const struct ft_plan *plan, const struct ft_plan *smallest, 
     put_number(root, "staging_experts", plan->staging_experts, &good);
     put_number(root, "page_tokens", plan->page_tokens, &good);
     put_number(root, "page_count", plan->page_count, &good);
+    put_number(root, "kv_tokens", ft_plan_kv_tokens(plan), &good);
     put_number(root, "sequences_max", plan->sequences_max, &good);
     put_number(root, "chunk_rows", plan->chunk_rows, &good);
     put_number(root, "logit_rows_max", plan->logit_rows_max, &good);

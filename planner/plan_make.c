@@ -268,37 +268,79 @@ static void begin_draft(struct ft_plan_draft *draft)
     draft->plan->ple_in_ram = draft->options->ple_in_ram;
 }
 
+/* The plan, but for the advice. */
+static int make_draft(struct ft_plan_draft *draft, struct ft_error *err)
+{
+    struct ft_plan *plan = draft->plan;
+    int status = check_options(draft->options, err);
+    if (status != FT_OK)
+        return status;
+    begin_draft(draft);
+    status = choose_device(draft, err);
+    if (status == FT_OK)
+        status = choose_workers(draft, err);
+    if (status == FT_OK)
+        status = choose_gpus(draft, err);
+    if (status != FT_OK)
+        return status;
+    choose_lanes(plan);
+    choose_sizes(draft);
+    if (plan->gpu_count)
+        ft_plan_draft_split_layers(draft);
+    choose_strategy(draft);
+    choose_slots(draft);
+    ft_plan_draft_settle(draft);
+    for (uint32_t tier = 0; tier < FT_TIER_COUNT; tier++)
+        if (plan->used_bytes[tier] == UINT64_MAX)
+            return ft_error_set(err, FT_LIMIT,
+                                "plan: the %s sizes of this model and these options overflow 64 bits",
+                                ft_tier_name((enum ft_tier)tier));
+    return FT_OK;
+}
+
+#define SWAP(type, a, b)                                                                                     \
+    do {                                                                                                     \
+        type kept = (a);                                                                                     \
+        (a) = (b);                                                                                           \
+        (b) = kept;                                                                                          \
+    } while (0)
+
+/* The head is on the last GPU, and a GPU has at least one layer: a small GPU may do in front only. */
+static void advise_order(const struct ft_plan_draft *draft)
+{
+    uint32_t last = draft->plan->gpu_count - 1;
+    for (uint32_t i = 0; draft->plan->gpu_count && i < last; i++) {
+        struct ft_machine machine = *draft->machine;
+        struct ft_plan_options options = *draft->options;
+        struct ft_plan plan;
+        struct ft_plan_draft trial = *draft;
+        struct ft_error ignored;
+        SWAP(uint32_t, machine.gpu_id[i], machine.gpu_id[last]);
+        SWAP(uint64_t, machine.gpu_memory_bytes[i], machine.gpu_memory_bytes[last]);
+        SWAP(uint64_t, options.gpu_bytes[i], options.gpu_bytes[last]);
+        trial.machine = &machine;
+        trial.options = &options;
+        trial.plan = &plan;
+        if (make_draft(&trial, &ignored) == FT_OK && plan.fits) {
+            ft_plan_draft_advise_order(draft, &machine);
+            return;
+        }
+    }
+}
+
 int ft_plan_make(const struct ft_model *model, const struct ft_weight_sizes *sizes,
                  const struct ft_machine *machine, const struct ft_plan_options *options,
                  struct ft_plan *plan, struct ft_error *err)
 {
     struct ft_plan_draft draft = {
         .model = model, .sizes = sizes, .machine = machine, .options = options, .plan = plan};
-    int status = check_options(options, err);
+    int status = make_draft(&draft, err);
     if (status != FT_OK)
         return status;
-    begin_draft(&draft);
-    status = choose_device(&draft, err);
-    if (status == FT_OK)
-        status = choose_workers(&draft, err);
-    if (status == FT_OK)
-        status = choose_gpus(&draft, err);
-    if (status != FT_OK)
-        return status;
-    choose_lanes(plan);
-    choose_sizes(&draft);
-    if (plan->gpu_count)
-        ft_plan_draft_split_layers(&draft);
-    choose_strategy(&draft);
-    choose_slots(&draft);
-    ft_plan_draft_settle(&draft);
-    for (uint32_t tier = 0; tier < FT_TIER_COUNT; tier++)
-        if (plan->used_bytes[tier] == UINT64_MAX)
-            return ft_error_set(err, FT_LIMIT,
-                                "plan: the %s sizes of this model and these options overflow 64 bits",
-                                ft_tier_name((enum ft_tier)tier));
-    if (!plan->fits)
+    if (!plan->fits) {
         ft_plan_draft_advise(&draft);
+        advise_order(&draft);
+    }
     return ft_plan_check(plan, model, err);
 }
 

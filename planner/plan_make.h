@@ -42,7 +42,7 @@ int ft_plan_make(const struct ft_model *model, const struct ft_weight_sizes *siz
 /*
  * The plan with which the model runs on the smallest GPU: strategy offload, topk slots a sequence (the least
  * that needs no waves and keeps the captured step), chunks of 8 rows and one sequence unless the options say
- * more, the KV pool of the options. plan->limit_bytes[FT_TIER_DEVICE] is what the GPU must have free,
+ * more, the KV pool of the options (ft plan gives that of the plan it shows). plan->limit_bytes[FT_TIER_DEVICE] is what the GPU must have free,
  * whatever the machine has.
  */
 int ft_plan_smallest_gpu(const struct ft_model *model, const struct ft_weight_sizes *sizes,

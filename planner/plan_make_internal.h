@@ -39,6 +39,8 @@ void ft_plan_draft_derive(struct ft_plan_draft *draft);
 void ft_plan_draft_settle(struct ft_plan_draft *draft);
 /* Fills plan->advice of a plan that does not fit. */
 void ft_plan_draft_advise(const struct ft_plan_draft *draft);
+/* Adds that it would fit with the GPUs in the order that `machine` has them in. */
+void ft_plan_draft_advise_order(const struct ft_plan_draft *draft, const struct ft_machine *machine);
 
 /* Activations and kernels' scratch of one step on a GPU; `last`: the one that has the head. */
 uint64_t ft_plan_draft_workspace(const struct ft_plan_draft *draft, bool last);

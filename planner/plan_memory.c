@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The memory table of a plan in the making: pools from knobs, sums, what to lower when it does not fit. */
+#include "graph/bytes.h"
 #include "graph/workspace.h"
 #include "planner/plan_make_internal.h"
 
@@ -12,6 +13,7 @@
 #define WORKSPACE_BYTES_MAX (UINT64_C(48) << 20)
 #define WORKSPACE_SHARE_OF_GPU 64u
 #define CHUNK_ROWS_MIN 8u
+#define GPUS_SAID 3u /* named one by one in a refusal */
 
 static const struct {
     const char *option, *unit;
@@ -21,9 +23,16 @@ static const struct {
                                [FT_KNOB_CHUNK] = {"--chunk", " rows"},
                                [FT_KNOB_SEQUENCES] = {"--sequences", ""}};
 
-static double gib(uint64_t bytes)
+struct bytes_text {
+    char text[FT_BYTES_TEXT];
+};
+
+/* A value, so that it can stand among the arguments of say(). */
+static struct bytes_text size_of(uint64_t bytes)
 {
-    return (double)bytes / (double)(UINT64_C(1) << 30);
+    struct bytes_text size;
+    ft_bytes_format(bytes, size.text, sizeof size.text);
+    return size;
 }
 
 /* ---- pools ---- */
@@ -356,25 +365,54 @@ __attribute__((format(printf, 2, 3))) static void say(struct ft_plan *plan, cons
     va_end(args);
 }
 
-/* Largest terms of a tier first: what the memory is for. */
-static void say_terms(struct ft_plan *plan, enum ft_tier tier)
+/* The largest pools first: what the memory is for. */
+static void say_pools(struct ft_plan *plan, const uint64_t *pool_bytes)
 {
     bool said[FT_POOL_COUNT] = {false};
     for (int i = 0; i < 3; i++) {
-        const struct ft_plan_term *best = NULL;
-        for (uint32_t t = 0; t < plan->term_count; t++) {
-            const struct ft_plan_term *term = &plan->terms[t];
-            bool counts = term->tier == tier || (plan->device == FT_DEVICE_HOST && tier == FT_TIER_RAM &&
-                                                 term->tier == FT_TIER_DEVICE);
-            if (counts && !said[term->pool] && (!best || term->bytes > best->bytes))
-                best = term;
-        }
-        if (!best)
+        uint32_t best = FT_POOL_COUNT;
+        for (uint32_t p = 0; p < FT_POOL_COUNT; p++)
+            if (!said[p] && pool_bytes[p] && (best == FT_POOL_COUNT || pool_bytes[p] > pool_bytes[best]))
+                best = p;
+        if (best == FT_POOL_COUNT)
             break;
-        said[best->pool] = true;
-        say(plan, "%s%s %.2f", i ? ", " : "", ft_plan_pool_name((enum ft_plan_pool)best->pool),
-            gib(best->bytes));
+        said[best] = true;
+        say(plan, "%s%s %s", i ? ", " : "", ft_plan_pool_name((enum ft_plan_pool)best),
+            size_of(pool_bytes[best]).text);
     }
+}
+
+static void say_terms(struct ft_plan *plan, enum ft_tier tier)
+{
+    uint64_t pool_bytes[FT_POOL_COUNT] = {0};
+    for (uint32_t t = 0; t < plan->term_count; t++) {
+        const struct ft_plan_term *term = &plan->terms[t];
+        if (term->tier == tier ||
+            (plan->device == FT_DEVICE_HOST && tier == FT_TIER_RAM && term->tier == FT_TIER_DEVICE))
+            pool_bytes[term->pool] = term->bytes;
+    }
+    say_pools(plan, pool_bytes);
+}
+
+/* What `plan` uses of the tier beyond `less` (NULL: all of it): of several GPUs, each that is too small in `lacking`. */
+static void say_bytes(struct ft_plan *refused, enum ft_tier tier, const struct ft_plan *lacking,
+                      const struct ft_plan *plan, const struct ft_plan *less)
+{
+    uint32_t said = 0;
+    for (uint32_t i = 0; tier == FT_TIER_DEVICE && i < lacking->gpu_count && said < GPUS_SAID; i++) {
+        uint64_t rest = less ? FT_MIN(less->gpus[i].used_bytes, plan->gpus[i].used_bytes) : 0;
+        if (!gpu_fits(&lacking->gpus[i]))
+            say(refused, "%s%s of GPU %u", said++ ? " and " : "",
+                size_of(plan->gpus[i].used_bytes - rest).text, plan->gpus[i].id);
+    }
+    if (!said)
+        say(refused, "%s", size_of(plan->used_bytes[tier] - (less ? less->used_bytes[tier] : 0)).text);
+}
+
+/* What the plan has of a knob: its default chunk may be smaller than what it began with. */
+static uint64_t knob_value(const struct ft_plan_draft *draft, enum ft_plan_knob knob)
+{
+    return knob == FT_KNOB_CHUNK ? draft->plan->chunk_rows : draft->knob[knob];
 }
 
 /* Tries every knob alone; true when one is enough. */
@@ -388,15 +426,16 @@ static bool advise_one_knob(const struct ft_plan_draft *draft, enum ft_tier tier
                                               FT_KNOB_CHUNK};
     for (size_t i = 0; i < sizeof order / sizeof order[0]; i++) {
         enum ft_plan_knob knob = order[i];
-        if (draft->knob[knob] <= draft->floor[knob])
+        uint64_t value = knob_value(draft, knob);
+        if (value <= draft->floor[knob])
             continue;
         memcpy(trial.knob, draft->knob, sizeof trial.knob);
-        if (!lower_knob(&trial, knob, draft->knob[knob], tier))
+        trial.given[FT_KNOB_CHUNK] = draft->given[FT_KNOB_CHUNK] || knob == FT_KNOB_CHUNK; /* as it will be */
+        if (!lower_knob(&trial, knob, value, tier))
             continue;
-        say(draft->plan, "%s%s %llu%s instead of %llu saves %.2f GiB", found ? "; or " : "",
-            knob_texts[knob].option, (unsigned long long)trial.knob[knob], knob_texts[knob].unit,
-            (unsigned long long)draft->knob[knob],
-            gib(draft->plan->used_bytes[tier] - plan.used_bytes[tier]));
+        say(draft->plan, "%s%s %llu%s instead of %llu saves ", found ? "; or " : "", knob_texts[knob].option,
+            (unsigned long long)trial.knob[knob], knob_texts[knob].unit, (unsigned long long)value);
+        say_bytes(draft->plan, tier, draft->plan, draft->plan, &plan);
         found = true;
     }
     return found;
@@ -411,14 +450,18 @@ static bool advise_all_knobs(const struct ft_plan_draft *draft, enum ft_tier tie
     memcpy(trial.knob, draft->floor, sizeof trial.knob);
     ft_plan_draft_derive(&trial);
     if (!tier_fits(&plan, tier)) {
-        say(draft->plan, "no size option helps: the least possible is %.2f GiB", gib(plan.used_bytes[tier]));
+        say(draft->plan, "no size option helps: the least possible is ");
+        say_bytes(draft->plan, tier, &plan, &plan, NULL);
         return false;
     }
     say(draft->plan, "lower several together, at the least");
     for (uint32_t knob = 0; knob < FT_KNOB_COUNT; knob++)
-        if (draft->knob[knob] > draft->floor[knob] && (knob != FT_KNOB_SNAPSHOTS || tier == FT_TIER_RAM))
+        if (knob_value(draft, knob) > draft->floor[knob] &&
+            (knob != FT_KNOB_SNAPSHOTS || tier == FT_TIER_RAM))
             say(draft->plan, " %s %llu", knob_texts[knob].option, (unsigned long long)draft->floor[knob]);
-    say(draft->plan, " (%.2f GiB)", gib(plan.used_bytes[tier]));
+    say(draft->plan, " (");
+    say_bytes(draft->plan, tier, draft->plan, &plan, NULL);
+    say(draft->plan, ")");
     return true;
 }
 
@@ -442,8 +485,8 @@ static void advise_strategy(const struct ft_plan_draft *draft)
         trial.given[FT_KNOB_SLOTS] = false;
         if (lower_knob(&trial, FT_KNOB_SLOTS, cpu ? 0 : draft->expert_count, FT_TIER_COUNT)) {
             if (cpu)
-                say(draft->plan, "; or --strategy cpu --device none (%.2f GiB of RAM)",
-                    gib(plan.used_bytes[FT_TIER_RAM]));
+                say(draft->plan, "; or --strategy cpu --device none (%s of RAM)",
+                    size_of(plan.used_bytes[FT_TIER_RAM]).text);
             else if (draft->plan->strategy == FT_STRATEGY_FUSED)
                 say(draft->plan, "; or --strategy offload --moe-cache-size %llu",
                     (unsigned long long)trial.knob[FT_KNOB_SLOTS]);
@@ -451,19 +494,35 @@ static void advise_strategy(const struct ft_plan_draft *draft)
     }
 }
 
+/* GPU by GPU, with the pools of each: sums over several say nothing about the one that is too small. */
+static bool say_gpus(struct ft_plan *plan)
+{
+    uint32_t lacking = 0;
+    for (uint32_t i = 0; i < plan->gpu_count; i++) {
+        const struct ft_plan_gpu *gpu = &plan->gpus[i];
+        if (gpu_fits(gpu) || lacking++ >= GPUS_SAID)
+            continue;
+        say(plan, "%sneeds %s of GPU %u (layers %u to %u) and %s are usable (", lacking > 1 ? "; " : "",
+            size_of(gpu->used_bytes).text, gpu->id, gpu->layer_begin, gpu->layer_end - 1,
+            size_of(gpu->limit_bytes).text);
+        say_pools(plan, gpu->pool_bytes);
+        say(plan, ")");
+    }
+    if (lacking > GPUS_SAID)
+        say(plan, "; %u other GPUs lack memory, too", lacking - GPUS_SAID);
+    return lacking > 0;
+}
+
 static void say_need(struct ft_plan *plan, enum ft_tier tier, const char *what)
 {
-    const char *also = plan->advice[0] ? ". Also " : "";
-    for (uint32_t i = 0; tier == FT_TIER_DEVICE && i < plan->gpu_count; i++) {
-        const struct ft_plan_gpu *gpu = &plan->gpus[i];
-        if (gpu_fits(gpu))
-            continue;
-        say(plan, "%sneeds %.2f GiB of GPU %u (layers %u to %u) and %.2f are usable (", also,
-            gib(gpu->used_bytes), gpu->id, gpu->layer_begin, gpu->layer_end - 1, gib(gpu->limit_bytes));
-        return; /* the others are likely short of the same */
-    }
-    say(plan, "%sneeds %.2f GiB of %s and %.2f are usable (", also, gib(plan->used_bytes[tier]), what,
-        gib(plan->limit_bytes[tier]));
+    if (plan->advice[0])
+        say(plan, ". Also ");
+    if (tier == FT_TIER_DEVICE && say_gpus(plan))
+        return;
+    say(plan, "needs %s of %s and %s are usable (", size_of(plan->used_bytes[tier]).text, what,
+        size_of(plan->limit_bytes[tier]).text);
+    say_terms(plan, tier);
+    say(plan, ")");
 }
 
 void ft_plan_draft_advise(const struct ft_plan_draft *draft)
@@ -476,14 +535,24 @@ void ft_plan_draft_advise(const struct ft_plan_draft *draft)
         if (tier_fits(plan, tier))
             continue;
         say_need(plan, tier, tier_texts[tier]);
-        say_terms(plan, tier);
-        say(plan, "): ");
+        say(plan, ": ");
         if (tier == FT_TIER_RAM && plan->ple_in_ram &&
             plan->used_bytes[tier] - FT_MIN(plan->used_bytes[tier], draft->sizes->ple_bytes) <=
                 plan->limit_bytes[tier])
-            say(plan, "--ple-backend disk saves %.2f GiB", gib(draft->sizes->ple_bytes));
+            say(plan, "--ple-backend disk saves %s", size_of(draft->sizes->ple_bytes).text);
         else if (!advise_one_knob(draft, tier))
             advise_all_knobs(draft, tier);
     }
     advise_strategy(draft);
+}
+
+void ft_plan_draft_advise_order(const struct ft_plan_draft *draft, const struct ft_machine *machine)
+{
+    struct ft_plan *plan = draft->plan;
+    uint32_t count = plan->gpu_count;
+    say(plan, "; or GPU %u last, where the head is: --gpus ", machine->gpu_id[count - 1]);
+    for (uint32_t i = 0; i < count; i++)
+        say(plan, "%s%u", i ? "," : "", machine->gpu_id[i]);
+    if (draft->options->gpu_limit_count > 1)
+        say(plan, " with --vram in that order");
 }

@@ -163,7 +163,12 @@ plans() {
     is_json out plan
     expect 1 'does not fit' "$ft" plan --model "$tiny" --ram 8M
     refuse 1 'does not fit' "$ft" run --quiet --model "$tiny" --ram 8M hi
-    expect 0 'smallest GPU:' "$ft" plan --model "$tiny"
+    # The smallest GPU is that of the plan above it, which has lowered its KV tokens to fit.
+    expect 0 'fits' "$ft" plan --shape qwen3.8-flash-next --ram 128G --device cuda --vram 9000M
+    local tokens=$(sed -n 's/^sizes .* \([0-9]*\) KV tokens.*/\1/p' out)
+    checks=$((checks + 1))
+    [ -n "$tokens" ] && [ "$tokens" -lt 8192 ] && grep -q "^smallest GPU for $tokens KV tokens: 8\.[0-9]* GiB free" out ||
+        fail "the smallest GPU is not for the plan's $tokens KV tokens"
     expect 0 '"smallest_gpu"' "$ft" plan --json --model "$tiny"
     expect 0 'fp8, quantised at load' "$ft" plan --model "$tiny" --dense fp8
     refuse 1 '--dense fp8' "$ft" run --quiet --model "$tiny" --dense fp8 hi
@@ -172,6 +177,9 @@ plans() {
     expect 1 'does not fit' "$ft" plan --shape qwen3.8-flash-next --ram 128G --device cuda --vram 6G --strategy offload
     expect 0 ' GiB of 24.00 GiB' "$ft" plan --shape qwen3.8-flash-next --ram 128G --device cuda --vram 12G,24G
     expect 0 '25-47' "$ft" plan --shape qwen3.8-flash-next --ram 128G --gpus 5,3 --vram 12G
+    expect 1 'needs 1.5' "$ft" plan --shape qwen3.8-flash-next --ram 128G --gpus 5,3 --vram 24G,1400M
+    same "the other order would fit" 1 "$(grep -c 'of GPU 3 (layers 47 to 47) .* GPU 5 last, where the head is: --gpus 3,5 with --vram in that order' out)"
+    expect 0 'fits' "$ft" plan --shape qwen3.8-flash-next --ram 128G --gpus 3,5 --vram 1400M,24G
     refuse 2 'names GPU 5 twice' "$ft" plan --shape qwen3.8-flash-next --gpus 5,1,5 --vram 12G
     refuse 2 'names 2 limits, for as many GPUs, but the plan is for --device none' "$ft" plan --shape qwen3.8-flash-next --device none --vram 12G,8G
     refuse 2 'at most 32 GPUs' "$ft" plan --shape qwen3.8-flash-next --device cuda --vram "$(printf '12G,%.0s' $(seq 32))12G" --ram 96G
@@ -179,6 +187,14 @@ plans() {
     refuse 2 'names GPUs and --device host' "$ft" plan --shape qwen3.8-flash-next --gpus 5,1 --device host
     expect 0 'fits' "$ft" plan --shape qwen3.8-flash-next --ram 128G --device cuda --vram 6G --strategy offload --dense fp8
     refuse 2 '--shape' "$ft" plan --model "$tiny" --shape qwen3.8-flash-next
+    expect 0 '4608 experts in 36 layers, mxfp4' "$ft" plan --shape gpt-oss-120b --ram 128G --device cuda --vram 24G
+    expect 0 '4608 experts in 36 layers, nvfp4' "$ft" plan --shape gpt-oss-120b --ram 128G --device cuda --vram 24G --format nvfp4
+    mkdir -p folder
+    mkfifo pipe
+    refuse 1 'folder: is a directory' "$ft" plan --shape folder
+    refuse 1 'pipe: is a pipe' timeout 20 "$ft" plan --shape ./pipe
+    refuse 1 '/dev/null: is a device' "$ft" plan --shape /dev/null
+    refuse 1 'none.json: cannot be opened: No such file' "$ft" plan --shape ./none.json
 }
 
 tokenizers() {
@@ -232,15 +248,38 @@ bad_input() {
     refuse 2 'did you mean --temperature?' "$ft" run --temprature 1 hi
     refuse 2 'did you mean run' "$ft" runn
     refuse 2 'none of' "$ft" run --strategy fast hi
-    refuse 2 'sse9' "$ft" run --quiet --model "$tiny" --isa sse9 hi
     refuse 2 'sse9' env FT_ISA=sse9 "$ft" run --quiet --model "$tiny" hi
+    local isa shape=$data/fixtures/qwen4_exp-bf16/config.json
+    for isa in '' sse9; do
+        refuse 2 "${isa:---isa}" "$ft" run --quiet --model "$tiny" --isa "$isa" hi
+        refuse 2 "${isa:---isa}" "$ft" plan --model "$tiny" --isa "$isa"
+        refuse 2 "${isa:---isa}" "$ft" plan --shape "$shape" --isa "$isa"
+        refuse 2 "${isa:---isa}" "$ft" verify --model "$tiny" --isa "$isa"
+        refuse 2 "${isa:---isa}" "$ft" logits --model "$tiny" --ids 1 --out isa.safetensors --isa "$isa"
+        refuse 2 "${isa:---isa}" "$ft" bench decode --shape "$shape" --steps 1 --isa "$isa"
+        refuse 2 "${isa:-no ISA}" "$ft" bench kernels --bank 4M --isa "$isa"
+        refuse 2 "${isa:---isa}" "$ft" bench kernels --bank 4M --step --steps 4 --shape "$shape" --isa "$isa"
+    done
+    refuse 2 'sse9' env FT_ISA=sse9 "$ft" plan --model "$tiny"
+    expect 0 'fits' "$ft" plan --model "$tiny" --isa avx512amx # of another machine, perhaps
     refuse 2 'needs a value' "$ft" run --model
     refuse 2 'give one of them' "$ft" run --quiet --model "$tiny" --strategy offload --moe-cache-size 40 --moe-cache-rate 0.5 hi
     refuse 2 'no device' "$ft" run --quiet --model "$tiny" --strategy cpu --moe-cache-size 40 hi
     refuse 2 'no device' "$ft" plan --model "$tiny" --strategy cpu --moe-cache-rate 0.5
     refuse 2 'no device' "$ft" plan --model "$tiny" --vram 12G
+    refuse 2 '--handshake is how a GPU step' "$ft" run --quiet --model "$tiny" --device host --handshake kernel hi
+    refuse 2 '--handshake is how a GPU step' "$ft" plan --model "$tiny" --device none --handshake memop
+    expect 0 'fits' "$ft" plan --model "$tiny" --device none --handshake auto
+    expect 0 'fits' "$ft" plan --model "$tiny" --device cuda --vram 12G --handshake kernel
+    refuse 2 '--hybrid-share is the share of the misses' "$ft" run --quiet --model "$tiny" --strategy offload --hybrid-share 0.5 hi
+    refuse 2 'the strategy is cpu: give --strategy hybrid' "$ft" plan --model "$tiny" --strategy cpu --hybrid-share 0.5
+    expect 0 'fits' "$ft" plan --model "$tiny" --strategy hybrid --hybrid-share 0
     expect 0 'fits' "$ft" plan --model "$tiny" --strategy hybrid --vram 12G --ram 32G
-    refuse 1 '--max-tokens' "$ft" run --quiet --model "$tiny" --max-tokens 4000000000 hi
+    refuse 1 '--max-tokens 4000000000: 1 sequence of 4000000002 tokens' "$ft" run --quiet --model "$tiny" --max-tokens 4000000000 hi
+    refuse 1 'a KV pool of 8589934592 tokens' "$ft" run --quiet --model "$tiny" --max-tokens 4294967294 --prompt hi --prompt hi
+    refuse 1 'want a KV pool of 4294967296 tokens' "$ft" run --quiet --model "$tiny" --kv-tokens 64 --max-tokens 4294967294 hi
+    refuse 1 'the prompt and --max-tokens want a KV pool of 900000066 tokens' "$ft" run --quiet --model "$tiny" --max-tokens 900000000 --ram 64M hi
+    refuse 2 'too large (at most 4294967294)' "$ft" run --quiet --model "$tiny" --max-tokens 4294967295 hi
     refuse 1 '--kv-tokens' "$ft" run --quiet --model "$tiny" --kv-tokens 64 --sequences 1 --max-tokens 100 "In the beginning"
     refuse 2 '--chat' "$ft" run --quiet --model "$tiny" --system x hi
     expect 2 'usage' "$ft"

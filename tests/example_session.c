@@ -19,8 +19,9 @@ int main(int argc, char **argv)
     struct ft_row_tables *tables = NULL;
     struct ft_session *session;
     uint32_t prompt[64], count = 0, sequence, events_count;
+    if (argc < 3) return fprintf(stderr, "usage: example_session DIR ID.. (a checkpoint, and up to 64 token ids)\n"), 2;
     while (count + 2 < (uint32_t)argc && count < 64) { prompt[count] = (uint32_t)atoi(argv[count + 2]); count++; }
-    TRY(ft_checkpoint_open(&checkpoint, argc > 1 ? argv[1] : "", &err));
+    TRY(ft_checkpoint_open(&checkpoint, argv[1], &err));
     const struct ft_model *model = ft_checkpoint_model(checkpoint);
     TRY(ft_topology_open(&topology, NULL, &err));
     TRY(ft_load(checkpoint, NULL, &loaded, NULL, &err));

@@ -3,6 +3,7 @@
 #include "planner/plan_make.h"
 #include "tests/test.h"
 
+#include "graph/bytes.h"
 #include "graph/workspace.h"
 
 #include <jansson.h>
@@ -353,7 +354,7 @@ TEST(advice_names_the_option_and_a_value_that_works)
     CHECK(!plan.fits);
     const char *found = strstr(plan.advice, "--kv-tokens ");
     REQUIRE(found != NULL);
-    CHECK(strstr(plan.advice, "of device memory and 12.00 are usable") != NULL);
+    CHECK(strstr(plan.advice, "of device memory and 12.00 GiB are usable") != NULL);
     CHECK(strstr(plan.advice, "instead of 262144 saves") != NULL);
     uint32_t tokens = (uint32_t)strtoul(found + 12, NULL, 10);
     CHECK(tokens > 0 && tokens < 262144);
@@ -388,7 +389,7 @@ TEST(what_cannot_fit_says_the_least_possible)
     use_machine(16, 24, 0);
     CHECK_OK(make(), &err);
     CHECK(!plan.fits);
-    CHECK(strstr(plan.advice, "of RAM and 24.00 are usable (bank 63.28") != NULL);
+    CHECK(strstr(plan.advice, "of RAM and 24.00 GiB are usable (bank 63.28 GiB") != NULL);
     CHECK(strstr(plan.advice, "no size option helps") != NULL);
     use_machine(16, 128, 4);
     CHECK_OK(make(), &err);
@@ -399,6 +400,95 @@ TEST(what_cannot_fit_says_the_least_possible)
     CHECK_OK(make(), &err);
     CHECK(!plan.fits);
     CHECK(strstr(plan.advice, "--ple-backend disk saves 47.70 GiB") != NULL);
+}
+
+/* Every "--option N .. instead of M" is lower than what the plan has, and enough. Returns how many there were. */
+static uint32_t check_advice(const struct ft_plan *refused)
+{
+    static const struct {
+        const char *option;
+        uint32_t *field;
+    } known[] = {{"--kv-tokens ", &options.kv_tokens},
+                 {"--moe-cache-size ", &options.slot_count},
+                 {"--sequences ", &options.sequences_max},
+                 {"--chunk ", &options.chunk_rows}};
+    const struct ft_plan_options asked = options;
+    uint32_t count = 0;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        const char *found = strstr(refused->advice, known[i].option);
+        const char *than = found ? strstr(found, " instead of ") : NULL;
+        if (!than || strcspn(found, ";") < (size_t)(than - found))
+            continue;
+        uint32_t value = (uint32_t)strtoul(found + strlen(known[i].option), NULL, 10),
+                 now = (uint32_t)strtoul(than + 12, NULL, 10);
+        CHECK(value < now);
+        if (known[i].field == &options.chunk_rows)
+            CHECK_EQ(now, refused->chunk_rows);
+        *known[i].field = value;
+        CHECK_OK(make(), &err);
+        CHECK(plan.fits);
+        options = asked;
+        count++;
+    }
+    return count;
+}
+
+TEST(advice_is_lower_than_what_the_plan_has)
+{
+    uint32_t chunks = 0, all = 0;
+    use_flash_next();
+    for (double gib = 8; gib < 12; gib += 0.02) {
+        use_machine(16, 128, gib);
+        options.sequences_max = (uint32_t)(gib * 100) % 3 * 8; /* not given, 8, 16 */
+        options.kv_tokens = (uint32_t)(gib * 100) % 5 * 4096;
+        CHECK_OK(make(), &err);
+        struct ft_plan refused = plan;
+        if (plan.fits)
+            continue;
+        all += check_advice(&refused);
+        chunks += strstr(refused.advice, "--chunk ") != NULL;
+    }
+    CHECK(chunks > 2 && all > 2 * chunks);
+}
+
+TEST(kv_tokens_are_counted_without_the_spare_pages)
+{
+    use_flash_next();
+    use_machine(16, 128, 24);
+    options.sequences_max = 5;
+    options.kv_tokens = 4096;
+    CHECK_OK(make(), &err);
+    CHECK_EQ(plan.page_count, 4096 / plan.page_tokens + 4);
+    CHECK_EQ(ft_plan_kv_tokens(&plan), 4096);
+    char *text = NULL;
+    CHECK_OK(ft_plan_to_json(&plan, NULL, &text, &err), &err);
+    json_t *root = text ? json_loads(text, 0, NULL) : NULL;
+    CHECK_EQ(json_integer_value(json_object_get(root, "kv_tokens")), 4096);
+    json_decref(root);
+    free(text);
+}
+
+TEST(sizes_of_a_refusal_have_the_unit_that_shows_them)
+{
+    use_tiny();
+    use_machine(2, 4, 0);
+    machine.ram_bytes = 10 << 20;
+    CHECK_OK(make(), &err);
+    CHECK(!plan.fits);
+    CHECK(strstr(plan.advice, " of RAM and 10.00 MiB are usable (bank 6.77 MiB") != NULL);
+    CHECK(strstr(plan.advice, "GiB") == NULL);
+    char text[FT_BYTES_TEXT];
+    static const struct {
+        uint64_t bytes;
+        const char *text;
+    } cases[] = {{0, "0 B"},
+                 {1023, "1023 B"},
+                 {1024, "1.00 KiB"},
+                 {100 << 20, "100.0 MiB"},
+                 {3 * GIB / 2, "1.50 GiB"},
+                 {5000 * GIB, "4.88 TiB"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        CHECK(strcmp(ft_bytes_format(cases[i].bytes, text, sizeof text), cases[i].text) == 0);
 }
 
 TEST(several_options_together_are_named)
@@ -512,7 +602,7 @@ TEST(the_smallest_gpu_is_just_large_enough)
     CHECK_EQ(smallest.slot_count, FT_MIN(model.topk, 24576u));
     CHECK_EQ(smallest.sequences_max, 1);
     CHECK_EQ(smallest.chunk_rows, 8);
-    CHECK(smallest.page_count * smallest.page_tokens >= 8192);
+    CHECK_EQ(ft_plan_kv_tokens(&smallest), 8192);
     CHECK(least < 12 * GIB);
     options.strategy = FT_STRATEGY_OFFLOAD;
     options.slot_count = smallest.slot_count;
@@ -541,6 +631,7 @@ TEST(the_smallest_gpu_is_just_large_enough)
     json_t *root = text ? json_loads(text, 0, &where) : NULL;
     const json_t *fp8 = json_object_get(json_object_get(root, "smallest_gpu"), "fp8");
     CHECK_EQ(json_integer_value(json_object_get(fp8, "device_bytes")), smallest.limit_bytes[FT_TIER_DEVICE]);
+    CHECK_EQ(json_integer_value(json_object_get(fp8, "kv_tokens")), ft_plan_kv_tokens(&smallest));
     CHECK_EQ(json_is_true(json_object_get(fp8, "runs")), (FT_FP8_USES & ~FT_FP8_USES_ACCEPTED) == 0);
     json_decref(root);
     free(text);
@@ -668,6 +759,85 @@ TEST(each_gpu_must_fit_and_the_one_that_does_not_is_named)
     CHECK(plan.used_bytes[FT_TIER_DEVICE] < plan.limit_bytes[FT_TIER_DEVICE]); /* the sum would */
 }
 
+static void use_two_limits(double first, double last)
+{
+    use_gpus(2, (const double[]){80, 80});
+    options.gpu_limit_count = 2;
+    options.gpu_bytes[0] = (uint64_t)(first * (double)GIB);
+    options.gpu_bytes[1] = (uint64_t)(last * (double)GIB);
+}
+
+TEST(a_refusal_says_what_each_gpu_lacks)
+{
+    use_flash_next();
+    use_two_limits(3, 3);
+    CHECK_OK(make(), &err);
+    CHECK(!plan.fits);
+    CHECK(strstr(plan.advice, " of GPU 1 (layers 0 to 29) and 3.00 GiB are usable (dense ") != NULL);
+    CHECK(strstr(plan.advice, " of GPU 2 (layers 30 to 47) and 3.00 GiB are usable (dense ") != NULL);
+    const char *least = strstr(plan.advice, "least possible is ");
+    REQUIRE(least != NULL);
+    CHECK(strstr(least, " of GPU 1 and ") != NULL && strstr(least, " of GPU 2;") != NULL);
+    CHECK(strstr(plan.advice, "--gpus") == NULL); /* both lack the same: no order helps */
+    /* the pools are those of the GPU, and what is saved is saved there */
+    use_two_limits(6, 6);
+    options.kv_tokens = 262144;
+    options.slot_count = 100; /* else what is saved would go to slots */
+    options.sequences_max = 1;
+    CHECK_OK(make(), &err);
+    CHECK(!plan.fits);
+    const struct ft_plan refused = plan;
+    const char *saves = strstr(refused.advice, " instead of 262144 saves "),
+               *found = strstr(refused.advice, "--kv-tokens ");
+    REQUIRE(saves && found);
+    options.kv_tokens = (uint32_t)strtoul(found + 12, NULL, 10);
+    CHECK_OK(make(), &err);
+    for (uint32_t i = 0; i < 2; i++) {
+        char text[FT_BYTES_TEXT], wanted[64];
+        ft_bytes_format(refused.gpus[i].pool_bytes[FT_POOL_KV], text, sizeof text);
+        snprintf(wanted, sizeof wanted, "kv %s", text);
+        CHECK(strstr(refused.advice, wanted) != NULL);
+        CHECK(plan.gpus[i].layer_begin == refused.gpus[i].layer_begin);
+        ft_bytes_format(refused.gpus[i].used_bytes - plan.gpus[i].used_bytes, text, sizeof text);
+        snprintf(wanted, sizeof wanted, "%s of GPU %u", text, i + 1);
+        CHECK(strstr(saves, wanted) != NULL);
+    }
+}
+
+TEST(the_order_of_gpus_that_would_fit_is_named)
+{
+    use_flash_next();
+    use_two_limits(24, 1.37); /* the last one has the head: 1.18 GiB */
+    CHECK_OK(make(), &err);
+    CHECK(!plan.fits);
+    CHECK(strstr(plan.advice, "or GPU 1 last, where the head is: --gpus 2,1 with --vram in that order") !=
+          NULL);
+    use_two_limits(1.37, 24);
+    CHECK_OK(make(), &err);
+    CHECK(plan.fits);
+    use_gpus(3, (const double[]){24, 1.37, 1.37});
+    CHECK_OK(make(), &err);
+    CHECK(!plan.fits);
+    CHECK(strstr(plan.advice, "--gpus 3,2,1") != NULL && strstr(plan.advice, "--vram") == NULL);
+}
+
+TEST(advice_for_two_gpus_holds)
+{
+    uint32_t count = 0;
+    use_flash_next();
+    for (double gib = 4; gib < 12; gib += 0.25) {
+        use_two_limits(gib, 16 - gib);
+        options.sequences_max = (uint32_t)(gib * 4) % 3 * 8;
+        options.kv_tokens = 250000 + (uint32_t)(gib * 4) % 5 * 50000;
+        options.slot_count = (uint32_t)(gib * 4) % 4 * 1000;
+        CHECK_OK(make(), &err);
+        struct ft_plan refused = plan;
+        if (!plan.fits)
+            count += check_advice(&refused);
+    }
+    CHECK(count > 10);
+}
+
 TEST(fused_gives_each_gpu_all_experts_of_its_layers)
 {
     use_tiny();
@@ -717,6 +887,12 @@ TEST_MAIN(
                                     RUN(too_many_slots_are_answered_with_the_number_that_fits)
                                         RUN(what_cannot_fit_says_the_least_possible)
                                             RUN(several_options_together_are_named)
-                                                RUN(hostile_sizes_overflow_into_an_error)
-                                                    RUN(all_logits_size_the_workspace_for_every_row)
-                                                        RUN(plans_are_pure_and_json_is_stable))
+                                                RUN(sizes_of_a_refusal_have_the_unit_that_shows_them) RUN(
+                                                    a_refusal_says_what_each_gpu_lacks)
+                                                    RUN(the_order_of_gpus_that_would_fit_is_named) RUN(
+                                                        advice_for_two_gpus_holds)
+                                                        RUN(advice_is_lower_than_what_the_plan_has) RUN(
+                                                            kv_tokens_are_counted_without_the_spare_pages)
+                                                            RUN(hostile_sizes_overflow_into_an_error) RUN(
+                                                                all_logits_size_the_workspace_for_every_row)
+                                                                RUN(plans_are_pure_and_json_is_stable))

@@ -106,7 +106,7 @@ TEST(impossible_routing_is_refused)
     struct ft_error err;
     CHECK_EQ(ft_routing_generate(&options, &routing, &err), FT_USAGE);
     const uint16_t ids[] = {7};
-    routing = (struct ft_routing){1, 1, 1, 1, ids, 0};
+    routing = (struct ft_routing){1, 1, 1, 1, ids, 0, 0};
     CHECK_EQ(ft_routing_lru(&routing, 7, 1, NULL, 0, 1, &count, &err), FT_USAGE);
     CHECK_EQ(ft_routing_belady(&routing, 7, 1, NULL, 0, 1, &count, &err), FT_USAGE);
 }

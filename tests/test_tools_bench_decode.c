@@ -16,8 +16,8 @@
 
 static char folder[] = "/tmp/ft-test-bench-decode-XXXXXX";
 
-/* Runs the command with stdout in a file; *text is malloc'ed. */
-static int run_command(const char *const *arguments, char **text)
+/* Runs the command with one of the streams in a file; *text is malloc'ed. */
+static int run_stream(int stream, const char *const *arguments, char **text)
 {
     char path[256], copies[ARGS_MAX][512], *argv[ARGS_MAX + 1] = {0};
     int argc = 0;
@@ -27,11 +27,11 @@ static int run_command(const char *const *arguments, char **text)
     }
     snprintf(path, sizeof path, "%s/out", folder);
     fflush(stdout);
-    int kept = dup(1), file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
-    dup2(file, 1);
+    int kept = dup(stream), file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    dup2(file, stream);
     int code = ft_command_bench_decode(argc, argv);
     fflush(stdout);
-    dup2(kept, 1);
+    dup2(kept, stream);
     close(kept);
     off_t bytes = lseek(file, 0, SEEK_END);
     *text = calloc(1, (size_t)bytes + 1);
@@ -39,6 +39,19 @@ static int run_command(const char *const *arguments, char **text)
         (*text)[0] = '\0';
     close(file);
     return code;
+}
+
+static int run_command(const char *const *arguments, char **text)
+{
+    return run_stream(1, arguments, text);
+}
+
+static void check_refused(const char *const *arguments, const char *wanted)
+{
+    char *text;
+    CHECK_EQ(run_stream(2, arguments, &text), 2);
+    CHECK(text && strstr(text, wanted));
+    free(text);
 }
 
 static json_t *run_json(const char *const *arguments)
@@ -182,8 +195,29 @@ TEST(without_a_device_every_expert_runs_on_the_cpu)
     const json_t *prefill = json_object_get(row, "prefill");
     CHECK_EQ((int)number(prefill, "rows"), 150); /* the context, when nothing else is asked for */
     CHECK_EQ((int)number(prefill, "chunks"), 2);
-    CHECK_NEAR(number(prefill, "link_bound_s"), 0, 0);
+    CHECK(json_is_null(json_object_get(prefill, "link_bound_s")));
     json_decref(root);
+}
+
+TEST(strategy_cpu_has_no_bound_of_a_link)
+{
+    const char *const arguments[] = {
+        "--shape",   SHAPE,        "--json", "--strategy",        "cpu",  "--device",
+        "host",      "--steps",    "5",      "--context",         "40",   "--no-pin",
+        "--prefill", "--link-gbs", "0.1",    "--ceiling-seconds", "0.01", NULL};
+    json_t *root = run_json(arguments), *row = json_array_get(json_object_get(root, "rows"), 0);
+    const json_t *prefill = json_object_get(row, "prefill");
+    CHECK(!strcmp(text_of(row, "device"), "host"));
+    CHECK(json_is_null(json_object_get(prefill, "link_bound_s")));
+    CHECK(json_is_null(json_object_get(prefill, "of_link_bound")));
+    json_decref(root);
+    char *text;
+    const char *const plain[] = {"--shape",    SHAPE, "--strategy",        "cpu",  "--device", "host",
+                                 "--steps",    "5",   "--context",         "40",   "--no-pin", "--prefill",
+                                 "--link-gbs", "0.1", "--ceiling-seconds", "0.01", NULL};
+    CHECK_EQ(run_command(plain, &text), 0);
+    CHECK(text && strstr(text, "prefill alone: 40 rows") && !strstr(text, "of the link's bound"));
+    free(text);
 }
 
 TEST(a_prompt_is_read_alone_and_beside_sequences_that_decode)
@@ -281,6 +315,33 @@ TEST(wrong_use_is_refused)
     free(text);
 }
 
+TEST(a_share_is_for_strategy_hybrid)
+{
+    const char *const alone[] = {"--shape", SHAPE, "--strategy", "offload", "--hybrid-share", "0.5", NULL};
+    const char *const compared[] = {
+        "--shape",  SHAPE, "--json",           "--compare", "--hybrid-share",    "0.25",
+        "--steps",  "5",   "--moe-cache-rate", "0.5",       "--ceiling-seconds", "0.01",
+        "--no-pin", NULL};
+    check_refused(alone, "--hybrid-share is the share");
+    json_t *root = run_json(compared), *rows = json_object_get(root, "rows");
+    CHECK_EQ(json_array_size(rows), 4);
+    CHECK(!strcmp(text_of(json_array_get(rows, 2), "strategy"), "hybrid"));
+    CHECK_NEAR(number(json_array_get(rows, 2), "fetch_share"), 0.25, 1e-9);
+    CHECK_NEAR(number(json_array_get(rows, 0), "fetch_share"), 1, 0); /* offload: all */
+    json_decref(root);
+}
+
+TEST(options_of_a_prompt_need_the_prompt)
+{
+    static const char *const options[] = {"--prompt", "--chunk", "--beside"};
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+        char wanted[64];
+        const char *const arguments[] = {"--shape", SHAPE, "--steps", "1", options[i], "64", NULL};
+        snprintf(wanted, sizeof wanted, "%s is about the prompt that --prefill reads", options[i]);
+        check_refused(arguments, wanted);
+    }
+}
+
 /* ---- bounds ---- */
 
 TEST(bounds_are_bytes_over_bandwidths)
@@ -339,10 +400,13 @@ int main(int argc, char **argv)
     RUN(rows_of_all_strategies_agree_with_themselves)
     RUN(every_expert_resident_misses_nothing)
     RUN(without_a_device_every_expert_runs_on_the_cpu)
+    RUN(strategy_cpu_has_no_bound_of_a_link)
     RUN(a_prompt_is_read_alone_and_beside_sequences_that_decode)
     RUN(recorded_routing_and_a_ple_table_are_used)
     RUN(text_says_that_the_weights_are_synthetic)
     RUN(wrong_use_is_refused)
+    RUN(a_share_is_for_strategy_hybrid)
+    RUN(options_of_a_prompt_need_the_prompt)
     RUN(bounds_are_bytes_over_bandwidths)
     RUN(keys_are_counted_as_far_as_attention_looks)
     char path[300];

@@ -7,6 +7,9 @@
 
 #include "tests/test.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #define TINY_SHAPE FT_DATA_DIR "/fixtures/qwen4_exp-bf16/config.json"
 #define STEPS 12u
 #define PROMPT 40u
@@ -39,6 +42,37 @@ TEST(built_in_shapes_are_the_published_ones)
         CHECK_NEAR(ours.rotary_theta, theirs.rotary_theta, 0);
         CHECK_NEAR(ours.rms_eps, theirs.rms_eps, 0);
     }
+}
+
+TEST(a_shape_has_the_format_of_its_checkpoint)
+{
+    static const struct {
+        const char *shape;
+        enum ft_format format;
+    } cases[] = {{"gpt-oss-120b", FT_FORMAT_MXFP4},
+                 {"qwen3.8-flash-next", FT_FORMAT_NVFP4},
+                 {"qwen3-30b-a3b", FT_FORMAT_BF16},
+                 {FT_DATA_DIR "/cases/shapes.json#gpt-oss-120b", FT_FORMAT_MXFP4},
+                 {FT_DATA_DIR "/fixtures/qwen3_moe-fp8_block/config.json", FT_FORMAT_FP8_BLOCK},
+                 {FT_DATA_DIR "/fixtures/qwen4_exp-nvfp4-modelopt/config.json", FT_FORMAT_NVFP4},
+                 {TINY_SHAPE, FT_FORMAT_BF16}};
+    static struct ft_model model;
+    struct ft_weight_sizes sizes;
+    struct ft_error err;
+    enum ft_format format;
+    char label[128];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK_OK(ft_shapes_find_format(cases[i].shape, 0, &format, &err), &err);
+        CHECK_EQ(format, cases[i].format);
+        CHECK_OK(ft_shapes_find_format(cases[i].shape, 5, &format, &err), &err);
+        CHECK_EQ(format, FT_FORMAT_DS_FP4);
+    }
+    CHECK_FAILS(ft_shapes_find_format("./none.json", 0, &format, &err), FT_IO, "none.json", &err);
+    /* 128 experts of 36 layers: 1.59375 H I bytes and f32 biases, as published */
+    CHECK_OK(ft_shapes_read("gpt-oss-120b", &whole, &model, label, sizeof label, &err), &err);
+    CHECK_OK(ft_synthetic_sizes(&model, FT_FORMAT_MXFP4, FT_DENSE_AS_STORED, &sizes, &err), &err);
+    CHECK_NEAR((double)sizes.expert_total_bytes, 36 * 128.0 * (1.59375 * 2880 * 2880 + 3 * 2880 * 4),
+               36 * 128 * 512.0);
 }
 
 TEST(the_main_model_weighs_what_its_checkpoint_weighs)
@@ -104,6 +138,16 @@ TEST(unknown_shapes_are_refused_by_name)
                 &err);
     CHECK_FAILS(ft_shapes_read(FT_DATA_DIR "/cases/shapes.json", &whole, &model, label, sizeof label, &err),
                 FT_FORMAT, "model_type", &err);
+    char fifo[] = "/tmp/ft-test-shape-XXXXXX";
+    REQUIRE(mkdtemp(fifo) != NULL);
+    CHECK_FAILS(ft_shapes_read(fifo, &whole, &model, label, sizeof label, &err), FT_IO, "is a directory",
+                &err);
+    CHECK_EQ(rmdir(fifo), 0);
+    CHECK_EQ(mkfifo(fifo, 0600), 0); /* nobody writes: opened, it would wait for ever */
+    CHECK_FAILS(ft_shapes_read(fifo, &whole, &model, label, sizeof label, &err), FT_IO, "is a pipe", &err);
+    CHECK_EQ(unlink(fifo), 0);
+    CHECK_FAILS(ft_shapes_read("/dev/zero", &whole, &model, label, sizeof label, &err), FT_IO, "is a device",
+                &err);
 }
 
 /* ---- bits ---- */
@@ -372,7 +416,7 @@ TEST(wrong_routing_and_requests_are_refused)
     if (!make(&model, FT_FORMAT_NVFP4, 2, &loaded))
         return;
     uint16_t ids[4 * 4] = {0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 2};
-    struct ft_routing routing = {1, 3, 1, 4, ids, 0};
+    struct ft_routing routing = {1, 3, 1, 4, ids, 0, 0};
     const struct ft_engine_parts parts = {
         .model = &model, .sizes = &loaded.sizes, .weights = &loaded.weights, .routing = &routing};
     ft_open_options_init(&options);
@@ -395,11 +439,12 @@ TEST(wrong_routing_and_requests_are_refused)
     ft_loaded_fini(&loaded);
 }
 
-TEST_MAIN(RUN(built_in_shapes_are_the_published_ones) RUN(the_main_model_weighs_what_its_checkpoint_weighs)
-              RUN(fp8_halves_what_a_step_reads) RUN(shapes_can_be_cut) RUN(unknown_shapes_are_refused_by_name)
-                  RUN(numbers_are_valid_and_scaled_in_every_format)
-                      RUN(the_numbers_do_not_depend_on_the_threads) RUN(experts_are_all_different)
-                          RUN(every_strategy_and_format_gives_the_same_tokens)
-                              RUN(given_routing_is_obeyed_in_decode_steps_and_lru_predicts_its_misses)
-                                  RUN(given_routing_gives_the_same_tokens_with_every_strategy)
-                                      RUN(wrong_routing_and_requests_are_refused))
+TEST_MAIN(RUN(built_in_shapes_are_the_published_ones) RUN(a_shape_has_the_format_of_its_checkpoint)
+              RUN(the_main_model_weighs_what_its_checkpoint_weighs) RUN(fp8_halves_what_a_step_reads)
+                  RUN(shapes_can_be_cut) RUN(unknown_shapes_are_refused_by_name)
+                      RUN(numbers_are_valid_and_scaled_in_every_format)
+                          RUN(the_numbers_do_not_depend_on_the_threads) RUN(experts_are_all_different)
+                              RUN(every_strategy_and_format_gives_the_same_tokens)
+                                  RUN(given_routing_is_obeyed_in_decode_steps_and_lru_predicts_its_misses)
+                                      RUN(given_routing_gives_the_same_tokens_with_every_strategy)
+                                          RUN(wrong_routing_and_requests_are_refused))

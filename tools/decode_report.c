@@ -137,13 +137,13 @@ static double gap_us(const struct ft_decode_row *row)
     return row->mean_step_s * 1e6 - row->stats.decode_ns / row->steps / 1e3;
 }
 
-/* All experts that no slot holds, once a chunk, over the link. */
+/* All experts that no slot holds, once a chunk, over the link; 0: none moves, strategy cpu computes them where they lie. */
 static double prefill_link_s(const struct ft_decode_report *report, const struct ft_decode_row *row)
 {
     double experts = (double)report->layer_count * report->expert_count,
            link = report->ceilings.link_bytes_per_s;
     double missing = FT_MAX(experts - row->plan.slot_count, 0.0) * report->expert_bytes;
-    bool moves = row->plan.device != FT_DEVICE_NONE && link > 0;
+    bool moves = row->plan.device != FT_DEVICE_NONE && row->plan.strategy != FT_STRATEGY_CPU && link > 0;
     return moves ? missing / link * (double)row->prefill.chunks : 0;
 }
 
@@ -305,8 +305,13 @@ static void write_prefill(struct ft_json *json, const struct ft_decode_report *r
     ft_json_u64(json, "chunks", p->chunks);
     ft_json_f64(json, "alone_s", p->alone_s);
     ft_json_f64(json, "alone_rows_s", share(p->prompt_tokens, p->alone_s));
-    ft_json_f64(json, "link_bound_s", link_s);
-    ft_json_f64(json, "of_link_bound", share(link_s, p->alone_s));
+    if (link_s > 0) {
+        ft_json_f64(json, "link_bound_s", link_s);
+        ft_json_f64(json, "of_link_bound", share(link_s, p->alone_s));
+    } else {
+        ft_json_null(json, "link_bound_s");
+        ft_json_null(json, "of_link_bound");
+    }
     ft_json_f64(json, "beside_s", p->beside_s);
     ft_json_u64(json, "beside_rows", p->rows);
     ft_json_bool(json, "beside_whole", p->whole);

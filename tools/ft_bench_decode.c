@@ -36,14 +36,12 @@ struct options {
         workers, io;
     double cache_rate, link_gbs, share, ceiling_seconds, device_gbs;
     uint64_t seed, ple_bytes;
-    bool device_given, compare, prefill, json, pin;
+    bool device_given, chunk_given, beside_given, compare, prefill, json, pin;
     uint32_t prefetch, look_ahead; /* enum ft_prefetch_wish */
     double foresight;
     struct ft_option_numbers gpus;
 };
 
-static const enum ft_format formats[] = {FT_FORMAT_NVFP4, FT_FORMAT_MXFP4, FT_FORMAT_FP8_BLOCK,
-                                         FT_FORMAT_BF16, FT_FORMAT_DS_FP4};
 static const enum ft_strategy compared[] = {FT_STRATEGY_OFFLOAD, FT_STRATEGY_CPU, FT_STRATEGY_HYBRID,
                                             FT_STRATEGY_AUTO};
 
@@ -54,8 +52,8 @@ _Static_assert(FT_STRATEGY_HYBRID == 4 && FT_DEVICE_CUDA == 2 && FT_IO_PREAD == 
 static const struct ft_option table[] = {
     {"shape", "NAME|FILE", "a published shape, a config.json, or FILE#NAME", NULL, FT_OPTION_STRING,
      FIELD(shape), 0, 0},
-    {"format", "nvfp4|mxfp4|fp8_block|bf16|ds_fp4", "of the experts", NULL, FT_OPTION_CHOICE, FIELD(format),
-     0, 0},
+    {"format", FT_SHAPE_FORMATS, "of the experts; model: of the shape's checkpoint", NULL, FT_OPTION_CHOICE,
+     FIELD(format), 0, 0},
     {"dense", "bf16|fp8", "of the dense weights", NULL, FT_OPTION_CHOICE, FIELD(dense), 0, 0},
     {"layers", "N", "the first N layers only", "all", FT_OPTION_U32, FIELD(cuts.layers), 1, FT_LAYERS_MAX},
     {"experts", "N", "experts of a layer", "all", FT_OPTION_U32, FIELD(cuts.experts), 1, FT_EXPERTS_MAX},
@@ -83,9 +81,12 @@ static const struct ft_option table[] = {
     {"warmup", "N", "steps before them", NULL, FT_OPTION_U32, FIELD(warmup), 0, 1e6},
     {"prefill", NULL, "read a prompt, too: alone, and beside the sequences that decode", NULL, FT_OPTION_FLAG,
      FIELD(prefill), 0, 0},
-    {"prompt", "N", "tokens of that prompt", "the context", FT_OPTION_U32, FIELD(prompt), 2, 1e7},
-    {"chunk", "N", "rows of one prefill step, with --prefill", NULL, FT_OPTION_U32, FIELD(chunk), 1, 65536},
-    {"beside", "N", "decode steps beside the prompt, at most", NULL, FT_OPTION_U32, FIELD(beside), 1, 1e6},
+    {"prompt", "N", "tokens of that prompt, with --prefill", "the context", FT_OPTION_U32, FIELD(prompt), 2,
+     1e7},
+    {"chunk", "N", "rows of one prefill step, with --prefill", NULL, FT_OPTION_U32,
+     offsetof(struct options, chunk), offsetof(struct options, chunk_given), 1, 65536},
+    {"beside", "N", "decode steps beside the prompt, at most, with --prefill", NULL, FT_OPTION_U32,
+     offsetof(struct options, beside), offsetof(struct options, beside_given), 1, 1e6},
     {"routing", "FILE", "recorded routing (trace.<i> of a safetensors file)",
      "generated, see planner/routing.h", FT_OPTION_STRING, FIELD(routing), 0, 0},
     {"foresight", "X",
@@ -120,6 +121,7 @@ static const struct ft_option table[] = {
 struct bench {
     const struct options *options;
     struct ft_model model;
+    enum ft_format format; /* of the experts */
     struct ft_weight_sizes sizes;
     struct ft_machine machine; /* before the weights took memory; then with what was measured */
     enum ft_device device;     /* of --compare, when none is asked for */
@@ -183,7 +185,7 @@ static void make_open_options(const struct bench *bench, enum ft_strategy strate
     open->plan.workers = o->workers;
     open->plan.slot_count = o->slots;
     open->plan.slot_rate = o->cache_rate;
-    open->plan.fetch_share = o->share;
+    open->plan.fetch_share = o->compare && strategy != FT_STRATEGY_HYBRID ? -1 : o->share;
     open->plan.sequences_max = o->batch + o->prefill;
     open->plan.kv_tokens = (uint32_t)FT_MIN(tokens, (uint64_t)UINT32_MAX);
     open->plan.chunk_rows = o->prefill ? o->chunk : CHUNK_ROWS_SMALL;
@@ -474,13 +476,14 @@ static int get_routing(struct bench *bench, struct ft_error *err)
     char ahead[96] = "";
     int status;
     if (o->look_ahead != FT_PREFETCH_OFF)
-        snprintf(ahead, sizeof ahead, "; look-ahead: the next layer's are foreseen with probability %.2f",
+        snprintf(ahead, sizeof ahead, "; look-ahead: %.2f of what is foreseen of the next layer comes",
                  o->foresight);
     if (o->routing) {
         snprintf(bench->report.routing, sizeof bench->report.routing, "recorded: %.150s%s", o->routing,
                  ahead);
         status = ft_routing_file_read(o->routing, m, o->batch, &bench->routing, err);
         bench->routing.foresight = (float)o->foresight;
+        bench->routing.foresight_spread = FT_FORESIGHT_SPREAD;
         return status;
     }
     snprintf(bench->report.routing, sizeof bench->report.routing, "generated, seed %llu%s",
@@ -493,6 +496,7 @@ static int get_routing(struct bench *bench, struct ft_error *err)
                                                    .seed = o->seed};
     status = ft_routing_generate(&bench->generator, &bench->routing, err);
     bench->routing.foresight = (float)o->foresight;
+    bench->routing.foresight_spread = FT_FORESIGHT_SPREAD;
     return status;
 }
 
@@ -524,7 +528,7 @@ static int check_plans(struct bench *bench, const enum ft_strategy *strategies, 
 static int make_weights(struct bench *bench, struct ft_error *err)
 {
     const struct options *o = bench->options;
-    const struct ft_synthetic_options options = {.format = formats[o->format],
+    const struct ft_synthetic_options options = {.format = bench->format,
                                                  .dense = (enum ft_dense)o->dense,
                                                  .seed = o->seed,
                                                  .topology = &bench->topology,
@@ -574,7 +578,7 @@ static int measure_ceilings(struct bench *bench, uint32_t workers, enum ft_devic
     if (!(c->link_bytes_per_s > 0))
         c->link_bytes_per_s = machine->link_bytes_per_s;
     machine->cpu_read_bytes_per_s = c->cpu_read_bytes_per_s;
-    machine->cpu_expert_bytes_per_s[formats[o->format]] = c->cpu_expert_bytes_per_s;
+    machine->cpu_expert_bytes_per_s[bench->format] = c->cpu_expert_bytes_per_s;
     machine->device_read_bytes_per_s = c->device_read_bytes_per_s;
     machine->link_bytes_per_s = c->link_bytes_per_s;
     machine->cpu_overlap_bytes_per_s = c->both_cpu_bytes_per_s;
@@ -590,8 +594,10 @@ static int prepare(struct bench *bench, struct ft_error *err)
     cuts.no_ple = !o->ple_file;
     int status = ft_shapes_read(o->shape, &cuts, &bench->model, r->shape, sizeof r->shape, err);
     if (status == FT_OK)
-        status = ft_synthetic_sizes(&bench->model, formats[o->format], (enum ft_dense)o->dense, &bench->sizes,
-                                    err);
+        status = ft_shapes_find_format(o->shape, o->format, &bench->format, err);
+    if (status == FT_OK)
+        status =
+            ft_synthetic_sizes(&bench->model, bench->format, (enum ft_dense)o->dense, &bench->sizes, err);
     if (status == FT_OK && !bench->sizes.moe_layer_count)
         status = ft_error_set(err, FT_UNSUPPORTED, "%s has no experts", r->shape);
     if (status == FT_OK)
@@ -601,7 +607,7 @@ static int prepare(struct bench *bench, struct ft_error *err)
         status = open_table(bench, err);
     if (status == FT_OK)
         status = get_routing(bench, err);
-    r->format = formats[o->format];
+    r->format = bench->format;
     r->layer_count = bench->model.layer_count;
     r->expert_count = bench->model.expert_count;
     r->topk = bench->model.topk;
@@ -618,6 +624,20 @@ static void print_row(const struct ft_decode_report *r, uint32_t row)
     fflush(stdout);
 }
 
+static int check_use(const struct options *o, struct ft_error *err)
+{
+    const char *alone = o->prompt         ? "--prompt"
+                        : o->chunk_given  ? "--chunk"
+                        : o->beside_given ? "--beside"
+                                          : NULL;
+    if (alone && !o->prefill)
+        return ft_error_set(err, FT_USAGE, "%s is about the prompt that --prefill reads: give --prefill, too",
+                            alone);
+    if (o->compare && o->trace)
+        return ft_error_set(err, FT_USAGE, "--trace takes one strategy, --compare runs several");
+    return FT_OK;
+}
+
 static int run(struct bench *bench, struct ft_error *err)
 {
     const struct options *o = bench->options;
@@ -625,14 +645,15 @@ static int run(struct bench *bench, struct ft_error *err)
     uint32_t count = o->compare ? FT_COUNT_OF(compared) : 1, workers = 1;
     enum ft_device device = FT_DEVICE_NONE;
     struct ft_decode_report *r = &bench->report;
-    if (o->compare && o->trace)
-        return ft_error_set(err, FT_USAGE, "--trace takes one strategy, --compare runs several");
+    int status = check_use(o, err);
+    if (status != FT_OK)
+        return status;
     bench->step_s = calloc(o->steps, sizeof *bench->step_s);
     bench->events = calloc(2 * FT_SEQUENCES_MAX, sizeof *bench->events);
     r->rows = calloc(count, sizeof *r->rows);
     if (!bench->step_s || !bench->events || !r->rows)
         return ft_error_set(err, FT_MEMORY, "no memory for the results of %u steps", o->steps);
-    int status = prepare(bench, err);
+    status = prepare(bench, err);
     if (status == FT_OK && o->compare && !o->device_given) { /* the rows differ in the strategy alone */
         struct ft_error none;
         bool found = ft_machine_probe_gpus(&bench->machine, &o->gpus, &none) == FT_OK;
@@ -683,7 +704,7 @@ int ft_command_bench_decode(int argc, char **argv)
                               .warmup = 16,
                               .ceiling_seconds = 0.2,
                               .seed = FT_ROUTING_SEED,
-                              .foresight = 0.7,
+                              .foresight = FT_FORESIGHT,
                               .ple_bytes = 8ull << 30,
                               .pin = true};
     const struct ft_option_group groups[] = {{"Options", table, FT_COUNT_OF(table), &options}};

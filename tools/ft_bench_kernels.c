@@ -45,7 +45,8 @@ static const struct ft_option table[] = {
 static const struct ft_option step_table[] = {
     {"step", NULL, "the ops of one decode step of a model instead", NULL, FT_OPTION_FLAG, FIELD(step), 0, 0},
     {"model", "DIR", "the model", "the demo model", FT_OPTION_STRING, FIELD(step_options.model), 0, 0},
-    {"shape", "NAME|FILE", "random weights of this shape instead; experts in --format, else nvfp4", NULL,
+    {"shape", "NAME|FILE",
+     "random weights of this shape instead; experts in --format, else in their checkpoint's", NULL,
      FT_OPTION_STRING, FIELD(step_options.shape), 0, 0},
     {"steps", "N", "decode steps; lower quartiles count", NULL, FT_OPTION_U32, FIELD(step_options.steps), 4,
      4000},

@@ -282,11 +282,10 @@ static void init_open(struct ft_open_options *open, const struct ft_bench_step_o
     open->plan.kv_tokens = options->steps + WARM_STEPS + PROMPT_TOKENS + 64;
 }
 
-static int find_format(const char *name, enum ft_format *format, struct ft_error *err)
+static int find_format(const char *name, const char *shape, enum ft_format *format, struct ft_error *err)
 {
-    *format = FT_FORMAT_NVFP4;
     if (!name)
-        return FT_OK;
+        return ft_shapes_find_format(shape, 0, format, err);
     for (uint32_t f = 0; f < FT_FORMAT_COUNT; f++) {
         *format = (enum ft_format)f;
         if (strcmp(ft_format_name(*format), name) == 0)
@@ -417,7 +416,7 @@ static int measure_shape(const struct ft_bench_step_options *options,
     struct ft_error ignored;
     bool planned = false;
     struct ft_model *model = malloc(sizeof *model);
-    int status = model ? find_format(options->format, &synthetic.format, err)
+    int status = model ? find_format(options->format, options->shape, &synthetic.format, err)
                        : ft_error_set(err, FT_MEMORY, "no memory for a model");
     if (status == FT_OK)
         status = read_shape(options->shape, model, report, err);

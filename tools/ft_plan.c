@@ -17,14 +17,11 @@ struct plan_options {
     bool json;
 };
 
-static const enum ft_format formats[] = {FT_FORMAT_NVFP4, FT_FORMAT_MXFP4, FT_FORMAT_FP8_BLOCK,
-                                         FT_FORMAT_BF16, FT_FORMAT_DS_FP4};
-
 static const struct ft_option table[] = {
     {"shape", "NAME|FILE", "a published shape, a config.json, or FILE#NAME, instead of a checkpoint",
      "not given", FT_OPTION_STRING, offsetof(struct plan_options, shape), FT_OPTION_NO_FIELD, 0, 0},
-    {"format", "nvfp4|mxfp4|fp8_block|bf16|ds_fp4", "of the experts of --shape", NULL, FT_OPTION_CHOICE,
-     offsetof(struct plan_options, format), FT_OPTION_NO_FIELD, 0, 0},
+    {"format", FT_SHAPE_FORMATS, "of the experts of --shape; model: of its checkpoint", NULL,
+     FT_OPTION_CHOICE, offsetof(struct plan_options, format), FT_OPTION_NO_FIELD, 0, 0},
     {"json", NULL, "the whole plan as JSON", NULL, FT_OPTION_FLAG, offsetof(struct plan_options, json),
      FT_OPTION_NO_FIELD, 0, 0},
 };
@@ -39,8 +36,8 @@ static void print_model(const struct ft_engine *engine)
     printf("machine   %s, %s\n", engine->machine.name, engine->topology.usable_reason);
     printf("strategy  %s: %s\n", ft_strategy_name(engine->plan.strategy), engine->plan.strategy_reason);
     printf("sizes     %u workers, %u KV tokens, %u sequences, %u rows a prefill step, %u expert slots\n",
-           engine->plan.workers, engine->plan.page_count * engine->plan.page_tokens,
-           engine->plan.sequences_max, engine->plan.chunk_rows, engine->plan.slot_count);
+           engine->plan.workers, ft_plan_kv_tokens(&engine->plan), engine->plan.sequences_max,
+           engine->plan.chunk_rows, engine->plan.slot_count);
     printf("files     %s, of which %s PLE tables\n\n",
            ft_options_format_bytes(engine->sizes.file_bytes, a, sizeof a),
            ft_options_format_bytes(engine->sizes.ple_bytes, b, sizeof b));
@@ -101,23 +98,24 @@ static void print_smallest(const struct ft_plan *smallest)
     const struct ft_plan *stored = &smallest[FT_DENSE_AS_STORED], *fp8 = &smallest[FT_DENSE_TO_FP8];
     char a[32], b[32];
     bool runs = (FT_FP8_USES & ~FT_FP8_USES_ACCEPTED) == 0;
-    printf("smallest GPU: %s free as stored, %s with --dense fp8%s (offload, %u slots, %u KV tokens, %u %s, "
-           "%u rows "
-           "a prefill step)\n",
-           ft_options_format_bytes(stored->limit_bytes[FT_TIER_DEVICE], a, sizeof a),
-           ft_options_format_bytes(fp8->limit_bytes[FT_TIER_DEVICE], b, sizeof b),
-           runs ? "" : ", which is not accurate enough to run", fp8->slot_count,
-           fp8->page_count * fp8->page_tokens, fp8->sequences_max,
-           fp8->sequences_max == 1 ? "sequence" : "sequences", fp8->chunk_rows);
+    printf(
+        "smallest GPU for %u KV tokens: %s free as stored, %s with --dense fp8%s (offload, %u slots, %u %s, "
+        "%u rows a prefill step)\n",
+        ft_plan_kv_tokens(fp8), ft_options_format_bytes(stored->limit_bytes[FT_TIER_DEVICE], a, sizeof a),
+        ft_options_format_bytes(fp8->limit_bytes[FT_TIER_DEVICE], b, sizeof b),
+        runs ? "" : ", which is not accurate enough to run", fp8->slot_count, fp8->sequences_max,
+        fp8->sequences_max == 1 ? "sequence" : "sequences", fp8->chunk_rows);
 }
 
-/* smallest [2], by enum ft_dense. */
+/* smallest [2], by enum ft_dense: for the KV tokens that the plan above it has. */
 static int find_smallest(const struct ft_engine *engine, const struct ft_plan_options *options,
                          struct ft_plan *smallest, struct ft_error *err)
 {
+    struct ft_plan_options wishes = *options;
     int status = FT_OK;
+    wishes.kv_tokens = ft_plan_kv_tokens(&engine->plan);
     for (uint32_t dense = 0; dense < 2 && status == FT_OK; dense++)
-        status = ft_plan_smallest_gpu(engine->model, &engine->dense_sizes[dense], &engine->machine, options,
+        status = ft_plan_smallest_gpu(engine->model, &engine->dense_sizes[dense], &engine->machine, &wishes,
                                       &smallest[dense], err);
     return status;
 }
@@ -154,10 +152,12 @@ static int plan_shape(struct ft_engine *engine, const struct plan_options *optio
     char label[128];
     if (options->open.model)
         return ft_error_set(err, FT_USAGE, "--model and --shape both say what to plan: give one of them");
+    enum ft_format format;
     int status = ft_shapes_read(options->shape, &all, model, label, sizeof label, err);
+    if (status == FT_OK)
+        status = ft_shapes_find_format(options->shape, options->format, &format, err);
     for (uint32_t dense = 0; dense < 2 && status == FT_OK; dense++)
-        status =
-            ft_synthetic_sizes(model, formats[options->format], (enum ft_dense)dense, &sizes[dense], err);
+        status = ft_synthetic_sizes(model, format, (enum ft_dense)dense, &sizes[dense], err);
     const struct ft_engine_parts parts = {.model = model, .sizes = &sizes[0], .fp8_sizes = &sizes[1]};
     return status == FT_OK ? ft_engine_plan_parts(engine, &options->open, &parts, err) : status;
 }

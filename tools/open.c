@@ -50,9 +50,10 @@ const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
      FT_OPTION_F64, FIELD(plan.fetch_share), 0, 1},
     {"moe-cache-auto", NULL, "as many expert slots as the device has room for",
      "on, unless a size or rate is given", FT_OPTION_FLAG, FIELD(cache_auto), 0, 0},
-    {"kv-reserve-tokens", "N", "the same as --kv-tokens", NULL, FT_OPTION_U32, FIELD(plan.kv_tokens), 1, 1e9},
+    {"kv-reserve-tokens", "N", "the same as --kv-tokens", NULL, FT_OPTION_U32, FIELD(plan.kv_tokens), 1,
+     FT_KV_TOKENS_MAX},
     {"kv-tokens", "N", "tokens in the KV pool, all sequences together",
-     "up to 8192, more when prompts need it", FT_OPTION_U32, FIELD(plan.kv_tokens), 1, 1e9},
+     "up to 8192, more when prompts need it", FT_OPTION_U32, FIELD(plan.kv_tokens), 1, FT_KV_TOKENS_MAX},
     {"sequences", "N", "sequences decoded together", "8, or the number of prompts", FT_OPTION_U32,
      FIELD(plan.sequences_max), 1, FT_SEQUENCES_MAX},
     {"chunk", "N", "rows of one prefill step", "128", FT_OPTION_U32, FIELD(plan.chunk_rows), 1, 65536},
@@ -180,7 +181,7 @@ void ft_open_options_want_kv(struct ft_open_options *options, uint64_t tokens_ea
     if (!options->plan.sequences_max && sequences > SEQUENCES_DEFAULT)
         options->plan.sequences_max = FT_MIN(sequences, FT_SEQUENCES_MAX);
     if (!options->plan.kv_tokens && wanted > KV_TOKENS_DEFAULT)
-        options->plan.kv_tokens = (uint32_t)FT_MIN(wanted, 1000000000ull);
+        options->plan.kv_tokens = (uint32_t)FT_MIN(wanted, (uint64_t)FT_KV_TOKENS_MAX);
 }
 
 static void resolve_options(const struct ft_open_options *options, struct ft_plan_options *plan)
@@ -229,6 +230,17 @@ static int check_contradictions(const struct ft_open_options *options, const str
     if (options->gpus.count && plan->device != FT_DEVICE_CUDA)
         return ft_error_set(err, FT_USAGE, "--gpus names GPUs and --device %s needs none: give one of them",
                             ft_device_name(plan->device));
+    if (options->handshake && plan->device != FT_DEVICE_CUDA)
+        return ft_error_set(
+            err, FT_USAGE,
+            "--handshake is how a GPU step and its driver meet, and this plan has no GPU (--device "
+            "%s): leave it out",
+            ft_device_name(plan->device));
+    if (options->plan.fetch_share >= 0 && plan->strategy != FT_STRATEGY_HYBRID)
+        return ft_error_set(err, FT_USAGE,
+                            "--hybrid-share is the share of the misses that strategy hybrid fetches, and the "
+                            "strategy is %s: give --strategy hybrid, or leave it out",
+                            ft_strategy_name(plan->strategy));
     return FT_OK;
 }
 
@@ -308,6 +320,25 @@ static int make_plan(struct ft_engine *engine, const struct ft_open_options *opt
     return status == FT_OK ? check_contradictions(options, &engine->plan, err) : status;
 }
 
+static const char *wanted_isa(const struct ft_open_options *options)
+{
+    const char *isa = options->isa ? options->isa : getenv("FT_ISA");
+    return isa && isa[0] ? isa : NULL;
+}
+
+/* A plan may be for a machine whose kernels cannot run here, but a name that nobody knows is a mistake anywhere. */
+static int check_isa(const struct ft_open_options *options, struct ft_error *err)
+{
+    struct ft_kernels kernels;
+    if (options->isa && !options->isa[0])
+        return ft_error_set(
+            err, FT_USAGE,
+            "--isa: the name is empty; name CPU kernels (ref, avx2, .., see --help), or leave "
+            "it out");
+    int status = ft_kernels_init(&kernels, wanted_isa(options), err);
+    return status == FT_USAGE ? status : FT_OK;
+}
+
 /* Topology and plan of a model that is known; closes the engine on failure. */
 static int plan_model(struct ft_engine *engine, const struct ft_open_options *options,
                       const struct ft_machine *machine, struct ft_error *err)
@@ -335,7 +366,9 @@ static uint32_t fp8_uses(const struct ft_open_options *options)
 int ft_engine_plan(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)
 {
     memset(engine, 0, sizeof *engine);
-    int status = ft_engine_find_dir(options, engine->dir, sizeof engine->dir, err);
+    int status = check_isa(options, err);
+    if (status == FT_OK)
+        status = ft_engine_find_dir(options, engine->dir, sizeof engine->dir, err);
     if (status == FT_OK)
         status = ft_checkpoint_open(&engine->checkpoint, engine->dir, err);
     if (status == FT_OK) {
@@ -359,7 +392,10 @@ int ft_engine_plan_parts(struct ft_engine *engine, const struct ft_open_options 
     engine->weights = parts->weights;
     engine->tables = parts->tables;
     engine->routing = parts->routing;
-    return close_failed(engine, plan_model(engine, options, parts->machine, err));
+    int status = check_isa(options, err);
+    if (status == FT_OK)
+        status = plan_model(engine, options, parts->machine, err);
+    return close_failed(engine, status);
 }
 
 /* ---- the load ---- */
@@ -394,12 +430,6 @@ static int load_weights(struct ft_engine *engine, const struct ft_open_options *
 }
 
 /* ---- what strategy auto decides by ---- */
-
-static const char *wanted_isa(const struct ft_open_options *options)
-{
-    const char *isa = options->isa ? options->isa : getenv("FT_ISA");
-    return isa && isa[0] ? isa : NULL;
-}
 
 /* Without the figures auto begins with defaults, so a failure is only said. */
 static int measure(struct ft_engine *engine, const struct ft_open_options *options, struct ft_error *err)

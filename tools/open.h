@@ -55,7 +55,8 @@ void ft_open_options_init(struct ft_open_options *options);
 /* The group of engine options for a command's option set; options is the target. */
 struct ft_option_group ft_open_option_group(struct ft_open_options *options);
 
-/* Where the user left it open: a KV pool and sequences for that many of tokens_each. */
+#define FT_KV_TOKENS_MAX 1000000000u /* of --kv-tokens */
+/* Where the user left it open: a KV pool (at most the largest) and sequences for that many of tokens_each. */
 void ft_open_options_want_kv(struct ft_open_options *options, uint64_t tokens_each, uint32_t sequences);
 
 struct ft_engine {

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/options.h"
 
+#include "graph/bytes.h"
+
 #include <ctype.h>
 #include <errno.h>
 #include <math.h>
@@ -39,15 +41,7 @@ bool ft_options_parse_bytes(const char *text, uint64_t *bytes)
 
 const char *ft_options_format_bytes(uint64_t bytes, char *text, size_t cap)
 {
-    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-    double value = (double)bytes;
-    uint32_t unit = 0;
-    while (value >= 1024 && unit + 1 < FT_COUNT_OF(units)) {
-        value /= 1024;
-        unit++;
-    }
-    snprintf(text, cap, unit && value < 100 ? "%.2f %s" : "%.0f %s", value, units[unit]);
-    return text;
+    return ft_bytes_format(bytes, text, cap);
 }
 
 static int refuse_value(const struct ft_option *option, const char *value, const char *wanted,

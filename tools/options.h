@@ -93,7 +93,7 @@ void ft_options_print_help(const struct ft_option_set *set, FILE *out);
 bool ft_options_parse_bytes(const char *text, uint64_t *bytes);
 /* The candidate closest to `word`, or NULL when none is near. */
 const char *ft_options_find_closest(const char *word, const char *const *candidates, uint32_t count);
-/* "1.5 GiB" into text [cap]. */
+/* ft_bytes_format: "1.50 GiB" into text [cap]. */
 const char *ft_options_format_bytes(uint64_t bytes, char *text, size_t cap);
 
 #endif

@@ -32,12 +32,32 @@ int ft_run_begin(struct ft_run *run, const struct ft_run_options *options, bool 
     return status;
 }
 
+/* No pool holds so many: said with the numbers that were given, before anything is clamped. */
+static int check_tokens(const struct ft_run *run, uint64_t tokens_each, uint32_t sequences,
+                        struct ft_error *err)
+{
+    const struct ft_generate_options *generate = &run->options->generate;
+    uint64_t each = FT_MAX(tokens_each, (uint64_t)generate->max_tokens),
+             all = run->options->open.plan.kv_tokens ? each : each * sequences;
+    if (!generate->max_tokens_given || all <= FT_KV_TOKENS_MAX)
+        return FT_OK;
+    return ft_error_set(
+        err, FT_LIMIT,
+        "--max-tokens %u: %u %s of %llu tokens each, prompt and reply, want a KV pool of %llu "
+        "tokens, and none has more than %u: lower it",
+        generate->max_tokens, sequences, sequences == 1 ? "sequence" : "sequences", (unsigned long long)each,
+        (unsigned long long)all, FT_KV_TOKENS_MAX);
+}
+
 int ft_run_open_engine(struct ft_run *run, uint64_t tokens_each, uint32_t sequences, struct ft_error *err)
 {
     struct ft_open_options open = run->options->open;
     open.model = run->dir; /* found, and announced, before */
+    int status = check_tokens(run, tokens_each, sequences, err);
+    if (status != FT_OK)
+        return status;
     ft_open_options_want_kv(&open, tokens_each, sequences);
-    int status = ft_engine_open(&run->engine, &open, err);
+    status = ft_engine_open(&run->engine, &open, err);
     /* The plan's advice speaks of --kv-tokens, which nobody gave. */
     if (status == FT_MEMORY && open.plan.kv_tokens != run->options->open.plan.kv_tokens)
         ft_error_prepend(err, "%s a KV pool of %u tokens",

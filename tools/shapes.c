@@ -2,13 +2,16 @@
 #include "tools/shapes.h"
 
 #include "io/checkpoint.h"
+#include "io/file.h"
 #include "tools/options.h"
 
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define ROPE_THETA_DEFAULT 1e6
+#define SHAPE_BYTES_MAX (16ull << 20)
 #define PLE_HEAD_ROWS_MIN 100000ull
 
 /* From tests/data/cases/shapes.json; a test compares them. */
@@ -29,7 +32,8 @@ static const struct {
      "\"ple_conv_kernel_size\": 4, \"ngram_size\": 3, \"heads_per_ngram\": 8, "
      "\"ngram_vocab_size_base\": 20000000, \"make_ngram_vocab_size_divisible_by\": 128, "
      "\"split_ngram_parts\": 128, \"eos_token_id\": 248044, \"rms_norm_eps\": 1e-06, "
-     "\"max_position_embeddings\": 262144}"},
+     "\"max_position_embeddings\": 262144, "
+     "\"quantization_config\": {\"quant_method\": \"modelopt\", \"quant_algo\": \"NVFP4\"}}"},
     {"qwen3.6-35b-a3b",
      "{\"model_type\": \"qwen3_5_moe\", \"hidden_size\": 2048, \"num_hidden_layers\": 40, "
      "\"full_attention_interval\": 4, \"vocab_size\": 248320, \"num_experts\": 256, "
@@ -47,7 +51,8 @@ static const struct {
      "{\"model_type\": \"gpt_oss\", \"hidden_size\": 2880, \"num_hidden_layers\": 36, "
      "\"vocab_size\": 201088, \"num_local_experts\": 128, \"num_experts_per_tok\": 4, "
      "\"intermediate_size\": 2880, \"num_attention_heads\": 64, \"num_key_value_heads\": 8, "
-     "\"head_dim\": 64, \"sliding_window\": 128, \"rms_norm_eps\": 1e-05, \"rope_theta\": 150000}"},
+     "\"head_dim\": 64, \"sliding_window\": 128, \"rms_norm_eps\": 1e-05, \"rope_theta\": 150000, "
+     "\"quantization_config\": {\"quant_method\": \"mxfp4\"}}"},
 };
 
 uint32_t ft_shapes_count(void)
@@ -92,21 +97,27 @@ static json_t *pick_member(json_t *root, const char *file, const char *name, str
 
 static json_t *read_file(const char *shape, struct ft_error *err)
 {
-    char path[4096];
+    char path[4096], *text;
+    uint64_t bytes;
     json_error_t where;
     const char *mark = strrchr(shape, '#');
     snprintf(path, sizeof path, "%.*s", mark ? (int)(mark - shape) : (int)strlen(shape), shape);
-    if (!strchr(path, '/') && !strchr(path, '.')) {
+    if (!strchr(path, '/') && !strchr(path, '.') && access(path, F_OK) != 0) {
         char known[400] = "";
         for (uint32_t i = 0; i < FT_COUNT_OF(shapes); i++)
             snprintf(known + strlen(known), sizeof known - strlen(known), ", %s", shapes[i].name);
         ft_error_set(err, FT_USAGE, "no shape is called \"%s\": give %s, or a config.json", shape, known + 2);
         return NULL;
     }
-    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &where);
+    if (ft_file_read_all(path, SHAPE_BYTES_MAX, &text, &bytes, err) != FT_OK) {
+        ft_error_prepend(err, "--shape wants a built-in name or a config.json");
+        return NULL;
+    }
+    json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &where);
+    free(text);
     if (!root) {
-        ft_error_set(err, where.line > 0 ? FT_FORMAT : FT_IO, "%s: line %d, column %d: %s", path, where.line,
-                     where.column, where.text);
+        ft_error_set(err, FT_FORMAT, "%s: line %d, column %d: %s", path, where.line, where.column,
+                     where.text);
         return NULL;
     }
     return mark ? pick_member(root, path, mark + 1, err) : root;
@@ -209,6 +220,36 @@ int ft_shapes_read(const char *shape, const struct ft_shape_cuts *cuts, struct f
     if (status == FT_OK)
         write_label(shape, cuts, model, label, cap);
     return status;
+}
+
+int ft_shapes_find_format(const char *shape, uint32_t choice, enum ft_format *format, struct ft_error *err)
+{
+    static const enum ft_format choices[] = {FT_FORMAT_BF16,      FT_FORMAT_NVFP4, FT_FORMAT_MXFP4,
+                                             FT_FORMAT_FP8_BLOCK, FT_FORMAT_BF16,  FT_FORMAT_DS_FP4};
+    static const struct {
+        const char *method;
+        enum ft_format format;
+    } methods[] = {{"modelopt", FT_FORMAT_NVFP4},
+                   {"compressed-tensors", FT_FORMAT_NVFP4},
+                   {"fp8", FT_FORMAT_FP8_BLOCK},
+                   {"mxfp4", FT_FORMAT_MXFP4}};
+    *format = choices[choice];
+    if (choice)
+        return FT_OK;
+    json_t *root = built_in(shape);
+    if (!root)
+        root = read_file(shape, err);
+    if (!root)
+        return err->code;
+    json_t *inner = json_object_get(root, "text_config");
+    json_t *quant = json_object_get(inner, "quantization_config");
+    quant = quant ? quant : json_object_get(root, "quantization_config");
+    const char *method = json_string_value(json_object_get(quant, "quant_method"));
+    for (uint32_t i = 0; method && i < FT_COUNT_OF(methods); i++)
+        if (!strcmp(methods[i].method, method)) /* others: ft_config_parse refuses them */
+            *format = methods[i].format;
+    json_decref(root);
+    return FT_OK;
 }
 
 int ft_shapes_fit_ple(struct ft_model *model, uint64_t row_count, struct ft_error *err)

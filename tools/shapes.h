@@ -28,6 +28,11 @@ const char *ft_shapes_name(uint32_t index);
 int ft_shapes_read(const char *shape, const struct ft_shape_cuts *cuts, struct ft_model *model, char *label,
                    size_t cap, struct ft_error *err);
 
+/* What --format of a command with --shape offers: "model" (0) is the format of the published checkpoint's experts, as
+ * its config says in quantization_config; without one bf16. choice: the index of a word. Errors as of ft_shapes_read. */
+#define FT_SHAPE_FORMATS "model|nvfp4|mxfp4|fp8_block|bf16|ds_fp4"
+int ft_shapes_find_format(const char *shape, uint32_t choice, enum ft_format *format, struct ft_error *err);
+
 /* Makes the one PLE table of a model as large as a table of row_count rows allows: row numbers stay below it.
  * FT_UNSUPPORTED: another number of tables; FT_USAGE: fewer than 100,000 rows a hash head. */
 int ft_shapes_fit_ple(struct ft_model *model, uint64_t row_count, struct ft_error *err);

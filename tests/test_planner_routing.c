@@ -98,6 +98,41 @@ TEST(warm_slots_start_at_the_hit_rate_that_they_keep)
     ft_routing_free(&routing);
 }
 
+/* Share of what is foreseen at place j of a list of 4 (FT_NONE: at any) that comes true. */
+static double share_foreseen(struct ft_routing *routing, uint32_t place)
+{
+    uint64_t right = 0, all = 0;
+    for (uint32_t step = 0; step < routing->step_count; step++)
+        for (uint32_t layer = 0; layer < routing->layer_count; layer++)
+            for (uint32_t j = 0; j < 4; j++) {
+                uint32_t expert = ft_routing_foresee(routing, step, layer, 0, j, 256);
+                CHECK(expert < 256);
+                CHECK_EQ(expert, ft_routing_foresee(routing, step, layer, 0, j, 256));
+                if (place != FT_NONE && place != j)
+                    continue;
+                right += expert == ft_routing_row(routing, step, layer, 0)[j];
+                all++;
+            }
+    return (double)right / (double)all;
+}
+
+TEST(what_is_foreseen_comes_as_often_as_is_said)
+{
+    struct ft_error err;
+    struct ft_routing routing;
+    const struct ft_routing_options options = {400, 8, 1, 4, 256, 5};
+    CHECK_OK(ft_routing_generate(&options, &routing, &err), &err);
+    CHECK_NEAR(share_foreseen(&routing, FT_NONE), 0, 0.01); /* 1 of 256 by chance */
+    routing.foresight = FT_FORESIGHT;
+    CHECK_NEAR(share_foreseen(&routing, FT_NONE), 0.70, 0.02);
+    CHECK_NEAR(share_foreseen(&routing, 0), 0.89, 0.02); /* as measured with the demo model */
+    CHECK_NEAR(share_foreseen(&routing, 1), 0.79, 0.03);
+    CHECK_NEAR((share_foreseen(&routing, 2) + share_foreseen(&routing, 3)) / 2, 0.55, 0.03);
+    routing.foresight = 1;
+    CHECK_NEAR(share_foreseen(&routing, FT_NONE), 1, 0);
+    ft_routing_free(&routing);
+}
+
 TEST(impossible_routing_is_refused)
 {
     const struct ft_routing_options options = {10, 1, 1, 9, 8, 1};
@@ -106,7 +141,7 @@ TEST(impossible_routing_is_refused)
     struct ft_error err;
     CHECK_EQ(ft_routing_generate(&options, &routing, &err), FT_USAGE);
     const uint16_t ids[] = {7};
-    routing = (struct ft_routing){1, 1, 1, 1, ids, 0, 0};
+    routing = (struct ft_routing){1, 1, 1, 1, ids, 0};
     CHECK_EQ(ft_routing_lru(&routing, 7, 1, NULL, 0, 1, &count, &err), FT_USAGE);
     CHECK_EQ(ft_routing_belady(&routing, 7, 1, NULL, 0, 1, &count, &err), FT_USAGE);
 }
@@ -280,7 +315,8 @@ TEST(only_the_window_is_counted)
 
 TEST_MAIN(RUN(hit_rates_follow_the_curve_that_was_asked_for) RUN(other_seeds_and_layer_counts_hit_as_often)
               RUN(rows_hold_distinct_experts_in_range) RUN(the_same_seed_gives_the_same_routing)
-                  RUN(warm_slots_start_at_the_hit_rate_that_they_keep) RUN(impossible_routing_is_refused)
-                      RUN(lru_misses_are_those_of_a_list)
-                          RUN(lru_of_layers_and_rows_breaks_ties_as_the_engine_does)
-                              RUN(belady_misses_are_the_fewest_possible) RUN(only_the_window_is_counted))
+                  RUN(warm_slots_start_at_the_hit_rate_that_they_keep)
+                      RUN(what_is_foreseen_comes_as_often_as_is_said) RUN(impossible_routing_is_refused)
+                          RUN(lru_misses_are_those_of_a_list)
+                              RUN(lru_of_layers_and_rows_breaks_ties_as_the_engine_does)
+                                  RUN(belady_misses_are_the_fewest_possible) RUN(only_the_window_is_counted))

@@ -416,7 +416,7 @@ TEST(wrong_routing_and_requests_are_refused)
     if (!make(&model, FT_FORMAT_NVFP4, 2, &loaded))
         return;
     uint16_t ids[4 * 4] = {0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 2};
-    struct ft_routing routing = {1, 3, 1, 4, ids, 0, 0};
+    struct ft_routing routing = {1, 3, 1, 4, ids, 0};
     const struct ft_engine_parts parts = {
         .model = &model, .sizes = &loaded.sizes, .weights = &loaded.weights, .routing = &routing};
     ft_open_options_init(&options);

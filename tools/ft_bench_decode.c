@@ -483,7 +483,6 @@ static int get_routing(struct bench *bench, struct ft_error *err)
                  ahead);
         status = ft_routing_file_read(o->routing, m, o->batch, &bench->routing, err);
         bench->routing.foresight = (float)o->foresight;
-        bench->routing.foresight_spread = FT_FORESIGHT_SPREAD;
         return status;
     }
     snprintf(bench->report.routing, sizeof bench->report.routing, "generated, seed %llu%s",
@@ -496,7 +495,6 @@ static int get_routing(struct bench *bench, struct ft_error *err)
                                                    .seed = o->seed};
     status = ft_routing_generate(&bench->generator, &bench->routing, err);
     bench->routing.foresight = (float)o->foresight;
-    bench->routing.foresight_spread = FT_FORESIGHT_SPREAD;
     return status;
 }
 

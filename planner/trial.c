@@ -23,6 +23,12 @@ static void begin(struct ft_trial *trial, uint8_t phase, bool on)
     trial->count = 0;
 }
 
+static void restart(struct ft_trial *trial)
+{
+    begin(trial, WITH, true);
+    trial->round = 0;
+}
+
 static void decide(struct ft_trial *trial, bool on)
 {
     begin(trial, DECIDED, on);
@@ -37,20 +43,20 @@ void ft_trial_reject(struct ft_trial *trial)
 
 static double median(double *ns)
 {
-    for (uint32_t i = 1; i < FT_TRIAL_STEPS; i++)
+    for (uint32_t i = 1; i < FT_TRIAL_STEPS * FT_TRIAL_ROUNDS; i++)
         for (uint32_t j = i; j > 0 && ns[j] < ns[j - 1]; j--) {
             double swap = ns[j];
             ns[j] = ns[j - 1];
             ns[j - 1] = swap;
         }
-    return ns[FT_TRIAL_STEPS / 2];
+    return ns[FT_TRIAL_STEPS * FT_TRIAL_ROUNDS / 2];
 }
 
 void ft_trial_step(struct ft_trial *trial, uint32_t rows, double ns)
 {
     if (rows != trial->rows) {
         uint32_t skip = trial->skip;
-        begin(trial, WITH, true);
+        restart(trial);
         trial->skip = FT_MAX(skip, trial->skip);
         trial->rows = rows;
     }
@@ -60,14 +66,18 @@ void ft_trial_step(struct ft_trial *trial, uint32_t rows, double ns)
     }
     if (trial->phase == DECIDED) {
         if (--trial->left == 0)
-            begin(trial, WITH, true);
+            restart(trial);
         return;
     }
-    trial->ns[trial->phase == WITH][trial->count++] = ns;
+    trial->ns[trial->phase == WITH][trial->round * FT_TRIAL_STEPS + trial->count++] = ns;
     if (trial->count < FT_TRIAL_STEPS)
         return;
     if (trial->phase == WITH) {
         begin(trial, WITHOUT, false);
+        return;
+    }
+    if (++trial->round < FT_TRIAL_ROUNDS) {
+        begin(trial, WITH, true);
         return;
     }
     decide(trial, median(trial->ns[1]) < FREE * median(trial->ns[0]));

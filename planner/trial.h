@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A habit on trial: it is kept for some steps and left for some, and goes on only where its steps were hardly
- * longer; then it is tried again, ever less often. For what is believed to be free while it happens and to
+ * A habit on trial: it is kept for some steps and left for some, in turn, so that what else changes meanwhile
+ * meets both; it goes on only where its steps were hardly longer. Then it is tried again, ever less often. For what is believed to be free while it happens and to
  * pay later, and may not be free where nothing counts it: a copy ahead on a link, say, delays the small reads
  * and writes of a GPU that cross it.
  *
@@ -13,13 +13,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define FT_TRIAL_STEPS 5u /* of each kind that are compared, by their medians */
+#define FT_TRIAL_STEPS 4u  /* in a row of one kind that count */
+#define FT_TRIAL_ROUNDS 3u /* of both kinds; compared are the medians */
 
 struct ft_trial {
     bool on; /* whether the next step keeps the habit */
     uint8_t phase;
-    uint32_t rows, skip, count, left, pause;
-    double ns[2][FT_TRIAL_STEPS]; /* without, with */
+    uint32_t rows, skip, count, round, left, pause;
+    double ns[2][FT_TRIAL_STEPS * FT_TRIAL_ROUNDS]; /* without, with */
 };
 
 /* On from the first step; the first `skip` are not looked at. */

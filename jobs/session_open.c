@@ -406,6 +406,7 @@ static void init_step(struct ft_session *session)
     uint32_t cores = o->topology ? o->topology->core_count : 1;
     step->io_ahead_ns = cores > 1 ? IO_AHEAD_NS : 0;
     step->io_spin_ns = cores > step->workers ? IO_SPIN_NS : 0;
+    step->spins_for_end = step->cuda && cores > step->workers + 1; /* the GPU's driver has the other one */
     ft_clock_init(&step->clock);
     ft_park_init(&step->session_park);
     ft_park_init(&step->device.park);

@@ -149,6 +149,9 @@ struct ft_step {
     uint64_t io_timeout_ns;
     uint64_t
         io_ahead_ns; /* the io thread is woken between steps and spins so long for the next; 0 = it is not */
+    bool spins_for_end;  /* the session's thread looks for the end of a decode step around the time it took before */
+    uint64_t last_ns;    /* of the decode step before with the same rows; 0 = none */
+    uint32_t last_rows;
     uint64_t io_spin_ns; /* bound of its spin for the end of a read; 0 = it sleeps */
     struct ft_row_reader_options row_options;
     struct ft_error io_open_error;

@@ -390,6 +390,7 @@ uint32_t ft_step_expand(struct ft_step *step, uint32_t thread, uint32_t layer, u
     uint64_t start = ft_clock_ns(&step->clock);
     struct ft_layer_out out;
     wait_until_told(step);
+    ft_warm_stop(&step->warm);
     if (step->slots.count) { /* the layer before is combined: its leases end */
         ft_slots_release(&step->slots, a->slot, a->count);
         ft_prefetch_settle(step, thread);

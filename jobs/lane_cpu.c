@@ -175,6 +175,12 @@ static bool look_again(struct thread *self, uint32_t looks, struct ft_job_ref *r
     return false;
 }
 
+static bool use_spare_time(struct thread *self)
+{
+    const struct ft_lane_cpu_options *options = &self->lane->options;
+    return options->spare && options->spare(options->ctx, self->id);
+}
+
 /* Bounded by spin_ns, and over as soon as the lane is no longer active. */
 static bool spin(struct thread *self, struct ft_job_ref *ref)
 {
@@ -185,7 +191,7 @@ static bool spin(struct thread *self, struct ft_job_ref *ref)
     uint64_t end_ns = ft_clock_ns(lane->options.clock) + lane->options.spin_ns;
     atomic_fetch_add(&lane->spinning, 1);
     while (!found && active_since(lane) && !must_stop(lane) && ft_clock_ns(lane->options.clock) < end_ns)
-        found = look_again(self, 1, ref);
+        found = use_spare_time(self) ? take(self, ref) : look_again(self, 1, ref);
     /* Whoever skipped a wake because of us is served either by the look in ft_park_prepare's protocol, or by
      * the check for left work when we found something. */
     atomic_fetch_sub(&lane->spinning, 1);

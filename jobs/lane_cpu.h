@@ -49,6 +49,9 @@ struct ft_lane_cpu_options {
     void (*run)(void *ctx, uint32_t thread, struct ft_job_ref ref);
     /* Optional: `thread` had nothing to do from begin_ns to end_ns while the lane was active. Called by it. */
     void (*idle)(void *ctx, uint32_t thread, uint64_t begin_ns, uint64_t end_ns);
+    /* Optional: a worker that looks for jobs while the lane is active may do something useful, for about a microsecond.
+     * False: there is nothing. */
+    bool (*spare)(void *ctx, uint32_t thread);
     /* Optional: a worker took a job from the ring of `producer`, which has a backlog. Must not block. */
     void (*room)(void *ctx, uint32_t producer);
     void *ctx;

@@ -186,8 +186,7 @@ static int make_exchange(struct ft_lane_cuda *lane, struct ft_error *err)
     uint64_t ids = place(&at, (uint64_t)layers * rows * k, 4), missing = place(&at, layers, 4);
     uint64_t move_count = place(&at, layers, 4);
     uint64_t moves = place(&at, (uint64_t)layers * e->moves_max, sizeof(struct ft_cuda_move));
-    bool looks =
-        lane->step->slots.parts[ft_slots_part_of(&lane->step->slots, lane->layer_begin)].landing_count;
+    bool looks = lane->step->foresight.mark != NULL;
     uint64_t foreseen = place(&at, looks ? layers : 0, line),
              foreseen_ids = place(&at, looks ? (uint64_t)layers * decode * k : 0, 4);
     uint64_t forced = place(&at, x->routing ? (uint64_t)layers * decode * k : 0, 4);

@@ -15,49 +15,42 @@ static struct ft_landing_order *order_at(struct ft_landings *l, uint32_t at)
     return &l->ring[at % FT_LANDINGS_MAX];
 }
 
-int ft_look_ahead_init(struct ft_step *step, struct ft_arena *arena, uint32_t pairs_max, struct ft_error *err)
+int ft_look_ahead_init(struct ft_step *step, struct ft_arena *arena, bool looks, uint32_t pairs_max,
+                       struct ft_error *err)
 {
     struct ft_foresight *f = &step->foresight;
     const struct ft_slots *slots = &step->slots;
-    uint32_t landings = 0;
     *f = (struct ft_foresight){.layer = FT_NONE};
     for (uint32_t i = 0; i < slots->part_count; i++) {
         struct ft_landings *l = &step->landings[i];
         l->count = slots->parts[i].landing_count;
-        landings += l->count;
         for (uint32_t j = 0; j < l->count; j++)
             l->landing[j] = (struct ft_landing){.blob = slots->parts[i].end - slots->parts[i].begin + j,
                                                 .layer = FT_NONE,
                                                 .order = UINT32_MAX};
     }
-    int status = FT_ARENA_PUSH(arena, landings ? pairs_max : 0, &f->expert, err);
+    int status = FT_ARENA_PUSH(arena, looks ? pairs_max : 0, &f->expert, err);
     if (status == FT_OK)
-        status = FT_ARENA_PUSH(arena, landings ? pairs_max : 0, &f->slot, err);
+        status = FT_ARENA_PUSH(arena, looks ? pairs_max : 0, &f->slot, err);
     if (status == FT_OK)
-        status = FT_ARENA_PUSH(arena, landings ? pairs_max : 0, &f->ids, err);
+        status = FT_ARENA_PUSH(arena, looks ? pairs_max : 0, &f->ids, err);
     if (status == FT_OK)
         status = FT_ARENA_PUSH(arena, FT_LANDINGS_MAX, &f->chosen, err);
     if (status == FT_OK)
-        status = FT_ARENA_PUSH(arena, landings ? slots->expert_count : 0, &f->mark, err);
+        status = FT_ARENA_PUSH(arena, looks ? slots->expert_count : 0, &f->mark, err);
     return status;
 }
 
 bool ft_look_ahead_wants(const struct ft_step *step, const struct ft_batch *batch)
 {
-    bool room = false;
-    for (uint32_t i = 0; i < step->slots.part_count; i++)
-        room |= step->landings[i].count != 0;
-    return room && !batch->prefill && step->policy->looks_ahead &&
-           step->policy->looks_ahead(step->policy_state);
+    return step->plan->device != FT_DEVICE_NONE && step->foresight.mark && !batch->prefill &&
+           step->policy->looks_ahead && step->policy->looks_ahead(step->policy_state);
 }
 
 uint32_t ft_look_ahead_target(const struct ft_step *step, uint32_t layer)
 {
     const struct ft_slots *slots = &step->slots;
-    uint32_t part = ft_slots_part_of(slots, layer);
-    if (!step->landings[part].count)
-        return FT_NONE;
-    return ft_model_next_experts(step->model, layer, slots->parts[part].layer_end);
+    return ft_model_next_experts(step->model, layer, slots->parts[ft_slots_part_of(slots, layer)].layer_end);
 }
 
 /* ---- expander ---- */
@@ -110,19 +103,13 @@ static void place_order(struct ft_step *step, uint32_t part, uint32_t at, uint32
     f->ordered++;
 }
 
-void ft_look_ahead_order(struct ft_step *step, uint32_t layer, const uint32_t *ids)
+static void order_copies(struct ft_step *step, uint32_t layer)
 {
     struct ft_foresight *f = &step->foresight;
-    uint32_t part = ft_slots_part_of(&step->slots, layer);
+    uint32_t part = ft_slots_part_of(&step->slots, layer), room = 0;
     struct ft_landings *l = &step->landings[part];
-    const struct ft_expert_layout *layout;
-    uint32_t published = atomic_load_explicit(&l->published, memory_order_relaxed), room = 0,
-             before = published;
-    f->layer = ft_look_ahead_target(step, layer);
-    if (f->layer == FT_NONE)
-        return;
-    layout = &step->weights->layers[f->layer].expert_layout;
-    list_foreseen(step, ids);
+    const struct ft_expert_layout *layout = &step->weights->layers[f->layer].expert_layout;
+    uint32_t published = atomic_load_explicit(&l->published, memory_order_relaxed), before = published;
     for (uint32_t i = 0; i < l->count; i++)
         room += is_free(l, &l->landing[i]);
     room = FT_MIN(room, FT_LANDINGS_MAX - (published - l->settled));
@@ -156,6 +143,36 @@ void ft_look_ahead_order(struct ft_step *step, uint32_t layer, const uint32_t *i
         ft_park_wake(&step->link.park);
 }
 
+/* What the workers will probably compute: as many of the likeliest that neither a slot nor a copy has as they compute in
+ * this layer, and one more. */
+static void offer_to_workers(struct ft_step *step)
+{
+    const struct ft_foresight *f = &step->foresight;
+    const struct ft_active *a = &step->x.active;
+    const struct ft_layer_weights *w = &step->weights->layers[f->layer];
+    const char *at[FT_WARM_MAX];
+    uint32_t count = 0, most = 0;
+    for (uint32_t i = 0; i < a->count; i++)
+        most += a->place[i] == FT_PLACE_CPU;
+    most = most ? FT_MIN(most + 1, FT_WARM_MAX) : 0;
+    for (uint32_t i = 0; i < f->count && count < most; i++)
+        if (f->slot[i] == FT_NONE)
+            at[count++] = w->experts + (uint64_t)w->expert_layout.stride * f->expert[i];
+    if (count)
+        ft_warm_offer(&step->warm, at, count, w->expert_layout.bytes);
+}
+
+void ft_look_ahead_order(struct ft_step *step, uint32_t layer, const uint32_t *ids)
+{
+    struct ft_foresight *f = &step->foresight;
+    f->layer = ft_look_ahead_target(step, layer);
+    if (f->layer == FT_NONE)
+        return;
+    list_foreseen(step, ids);
+    order_copies(step, layer);
+    offer_to_workers(step);
+}
+
 static struct ft_landing *find(struct ft_landings *l, uint32_t layer, uint32_t expert)
 {
     for (uint32_t i = 0; i < l->count; i++)
@@ -171,7 +188,7 @@ void ft_look_ahead_mark(struct ft_step *step, uint32_t layer)
     struct ft_landings *l = landings_of(step, layer);
     bool foreseen = f->layer == layer;
     memset(a->ahead, 0, a->count);
-    if (!l->count || !foreseen)
+    if (!foreseen)
         return;
     for (uint32_t i = 0; i < a->count; i++) {
         f->right += f->mark[a->expert[i]] == f->stamp;

@@ -19,6 +19,9 @@
  * A landing buffer is free when its ticket is 0 and the link has passed its last order. The victim's old blob, which it
  * has then, was read by layers that are done, as that of any fetch's victim.
  *
+ * What is foreseen and goes neither to a slot nor over the link, the workers may bring into their caches while they have
+ * nothing to do (jobs/warm.h).
+ *
  * Decode steps alone; on a GPU captured ones. With several GPUs each has landing buffers of its own, and only layers of
  * the same GPU are looked at.
  *
@@ -68,8 +71,9 @@ struct ft_foresight {
     uint64_t ordered, landed; /* copies, and of these those that served a fetch */
 };
 
-/* Pairs of (row, place in its list) that a decode step may have. */
-int ft_look_ahead_init(struct ft_step *step, struct ft_arena *arena, uint32_t pairs_max, struct ft_error *err);
+/* looks: whether the session may. pairs_max: pairs of (row, place in its list) that a decode step may have. */
+int ft_look_ahead_init(struct ft_step *step, struct ft_arena *arena, bool looks, uint32_t pairs_max,
+                       struct ft_error *err);
 /* Session's thread, before a step: whether this one looks ahead. */
 bool ft_look_ahead_wants(const struct ft_step *step, const struct ft_batch *batch);
 /* The layer that the router of `layer` may look at; FT_NONE = none. */

@@ -475,6 +475,7 @@ void ft_session_stats(const struct ft_session *session, struct ft_session_stats 
     stats->foreseen_right = f->right;
     stats->copied_ahead = f->ordered;
     stats->copied_ahead_used = f->landed;
+    stats->warmed_bytes = session->step.warm.bytes;
     if (session->options.policy->departures)
         stats->departures = session->options.policy->departures(session->step.policy_state);
     for (uint32_t i = 0; i < session->step.workers; i++) {

@@ -158,6 +158,7 @@ struct ft_session_stats {
     uint64_t prefetches, prefetches_used, prefetches_waited, prefetches_wasted; /* waited: of those used */
     /* Router look-ahead: experts foreseen, those of them that were asked for, copies, those that served a fetch. */
     uint64_t foreseen, foreseen_right, copied_ahead, copied_ahead_used;
+    uint64_t warmed_bytes; /* brought into the workers' caches while they had nothing to do */
     uint64_t
         departures; /* choices of a replayed trace that could not be repeated; 0 = the recorded run so far */
     uint64_t jobs, stolen, trace_dropped;

@@ -219,6 +219,13 @@ static int push_step(struct ft_session *session, struct ft_pools *pools, struct 
     return status;
 }
 
+static bool may_look_ahead(const struct ft_session *session)
+{
+    const struct ft_session_options *o = &session->options;
+    return o->policy->looks_ahead && !o->policy_params.no_look_ahead &&
+           session->plan.device != FT_DEVICE_NONE && session->plan.strategy != FT_STRATEGY_FUSED;
+}
+
 /* Landing buffers of a part with so many blobs for the layers [layer_begin, layer_end): a small share of them, and none
  * where nothing will ever miss. */
 static uint32_t landing_count(const struct ft_session *session, uint32_t blobs, uint32_t layer_begin,
@@ -228,8 +235,7 @@ static uint32_t landing_count(const struct ft_session *session, uint32_t blobs, 
     uint64_t experts = 0;
     for (uint32_t i = layer_begin; i < layer_end; i++)
         experts += o->model->layers[i].dense ? 0 : o->model->expert_count;
-    bool wanted = o->policy->look_ahead && !o->policy_params.no_look_ahead && blobs < experts &&
-                  session->plan.strategy != FT_STRATEGY_FUSED;
+    bool wanted = may_look_ahead(session) && o->policy->look_ahead && blobs < experts;
     return wanted ? FT_MIN(FT_LANDINGS_MAX, blobs / BLOBS_PER_LANDING) : 0;
 }
 
@@ -254,9 +260,9 @@ static int push_slots(struct ft_session *session, struct ft_pools *pools, struct
     int status =
         ft_slots_init_parts(&step->slots, pools->host, pools->device, parts, count, step->staging_stride,
                             model->layer_count, FT_MAX(model->expert_count, 1u), err);
-    return status == FT_OK
-               ? ft_look_ahead_init(step, pools->host, plan->sequences_max * FT_MAX(model->topk, 1u), err)
-               : status;
+    return status == FT_OK ? ft_look_ahead_init(step, pools->host, may_look_ahead(session),
+                                                plan->sequences_max * FT_MAX(model->topk, 1u), err)
+                           : status;
 }
 
 static int push_batch(struct ft_batch *batch, uint32_t rows, uint32_t sequences, struct ft_arena *arena,
@@ -441,6 +447,7 @@ static int open_lanes(struct ft_session *session, struct ft_error *err)
                                       .producers_first = session->plan.device != FT_DEVICE_NONE,
                                       .run = ft_step_run_cpu,
                                       .idle = ft_step_idle_cpu,
+                                      .spare = ft_step_spare_cpu,
                                       .room = ft_step_room_cpu,
                                       .ctx = step};
     int status = ft_lane_cpu_open(&step->cpu, &cpu, err);

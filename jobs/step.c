@@ -77,6 +77,12 @@ void ft_step_idle_cpu(void *context, uint32_t thread, uint64_t begin_ns, uint64_
     step->pending[thread].end_ns = end_ns;
 }
 
+bool ft_step_spare_cpu(void *context, uint32_t thread)
+{
+    (void)thread;
+    return ft_warm_run(&((struct ft_step *)context)->warm);
+}
+
 void ft_step_room_cpu(void *context, uint32_t producer)
 {
     struct ft_step *step = context;

@@ -38,6 +38,7 @@
 #include "jobs/park.h"
 #include "jobs/prefetch.h"
 #include "jobs/slots.h"
+#include "jobs/warm.h"
 
 #define FT_STEP_SPIN_NS 20000u /* of service threads before they park */
 
@@ -85,6 +86,7 @@ struct ft_step {
     struct ft_prefetches prefetches[FT_GPUS_MAX]; /* by part of the slots */
     struct ft_landings landings[FT_GPUS_MAX];
     struct ft_foresight foresight;
+    struct ft_warm warm;
     char *staging[FT_GPUS_MAX][2];                /* by part of the slots: [staging_experts] blobs each */
     uint64_t staging_stride;
     const struct ft_policy *policy;
@@ -212,6 +214,7 @@ uint32_t ft_step_expand(struct ft_step *step, uint32_t thread, uint32_t layer, u
 /* Callback of the CPU lane. */
 void ft_step_run_cpu(void *context, uint32_t thread, struct ft_job_ref ref);
 void ft_step_idle_cpu(void *context, uint32_t thread, uint64_t begin_ns, uint64_t end_ns);
+bool ft_step_spare_cpu(void *context, uint32_t thread);
 void ft_step_room_cpu(void *context, uint32_t producer);
 
 /* jobs/lane_host.c, jobs/lane_io.c: start and stop the service threads that the plan needs. */

@@ -184,7 +184,7 @@ struct bench {
     struct ft_trace_record records[32];
     struct ft_trace_ring rings[FT_STEP_THREADS];
     uint32_t expert[4], slot[4];
-    uint8_t ahead[4];
+    uint8_t ahead[4], place[4];
     struct ft_arena arena;
     struct ft_step *step;
 };
@@ -194,7 +194,7 @@ static int push(struct bench *b, struct ft_error *err)
     struct ft_slots_part part = {.layer_end = 4, .end = 4, .landing_count = 2};
     struct ft_arena *blobs = &b->arena;
     int status = ft_slots_init_parts(&b->step->slots, &b->arena, &blobs, &part, 1, 64, 4, 8, err);
-    return status == FT_OK ? ft_look_ahead_init(b->step, &b->arena, 4, err) : status;
+    return status == FT_OK ? ft_look_ahead_init(b->step, &b->arena, true, 4, err) : status;
 }
 
 static void begin(struct bench *b)
@@ -218,6 +218,7 @@ static void begin(struct bench *b)
     b->step->x.active.expert = b->expert;
     b->step->x.active.slot = b->slot;
     b->step->x.active.ahead = b->ahead;
+    b->step->x.active.place = b->place;
     ft_clock_init(&b->step->clock);
     ft_park_init(&b->step->link.park);
     ft_arena_count(&b->arena, "slots");

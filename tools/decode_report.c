@@ -83,6 +83,7 @@ void ft_decode_stats_subtract(struct ft_session_stats *b, const struct ft_sessio
     b->foreseen_right -= a->foreseen_right;
     b->copied_ahead -= a->copied_ahead;
     b->copied_ahead_used -= a->copied_ahead_used;
+    b->warmed_bytes -= a->warmed_bytes;
     b->policy_repairs -= a->policy_repairs;
     b->jobs -= a->jobs;
     b->stolen -= a->stolen;
@@ -205,12 +206,12 @@ void ft_decode_report_print_row(const struct ft_decode_report *report, const str
                 (double)s->prefetches_used / steps, (double)s->prefetches_wasted / steps,
                 (double)s->prefetches_wasted / steps * report->expert_bytes / 1e6);
     if (s->foreseen)
-        fprintf(
-            out,
-            "    look-ahead: %.1f%% of the foreseen experts came; copied %.1f a step (%.1f MB), %.1f used\n",
-            100 * share((double)s->foreseen_right, (double)s->foreseen), (double)s->copied_ahead / steps,
-            (double)s->copied_ahead / steps * report->expert_bytes / 1e6,
-            (double)s->copied_ahead_used / steps);
+        fprintf(out,
+                "    look-ahead: %.1f%% of the foreseen experts came; copied %.1f a step (%.1f MB), %.1f "
+                "used; %.1f MB warmed\n",
+                100 * share((double)s->foreseen_right, (double)s->foreseen), (double)s->copied_ahead / steps,
+                (double)s->copied_ahead / steps * report->expert_bytes / 1e6,
+                (double)s->copied_ahead_used / steps, (double)s->warmed_bytes / steps / 1e6);
     fprintf(out, "    thread ms a step:");
     for (uint32_t c = 0; c < FT_CLASS_COUNT; c++)
         if (s->class_ns[c] > 0)
@@ -376,6 +377,7 @@ static void write_row(struct ft_json *json, const struct ft_decode_report *r, co
     ft_json_f64(json, "foreseen_right_per_step", (double)row->stats.foreseen_right / steps);
     ft_json_f64(json, "copied_ahead_per_step", (double)row->stats.copied_ahead / steps);
     ft_json_f64(json, "copied_ahead_used_per_step", (double)row->stats.copied_ahead_used / steps);
+    ft_json_f64(json, "warmed_bytes_per_step", (double)row->stats.warmed_bytes / steps);
     ft_json_f64(json, "prefetches_per_step", (double)row->stats.prefetches / steps);
     ft_json_f64(json, "prefetches_used_per_step", (double)row->stats.prefetches_used / steps);
     ft_json_f64(json, "prefetches_wasted_per_step", (double)row->stats.prefetches_wasted / steps);

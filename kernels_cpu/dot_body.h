@@ -113,7 +113,7 @@ struct cursor {
     const uint8_t *data, *scale;
     uint32_t row, column;
     uint32_t block_left; /* fp8: chunks before the next scale */
-    vcodes seen;         /* largest codes: those that need care are found without a branch per chunk */
+    vcodes seen;         /* fp8: largest codes, which tell NaN without a branch per chunk */
 };
 
 INLINE struct cursor cursor_at(enum kind kind, const struct ft_matrix *w, uint32_t o, uint32_t column)
@@ -171,12 +171,9 @@ INLINE vf load_vector(const uint8_t *data, uint32_t j, bool whole, uint32_t byte
 }
 
 /* The next `count` scales of packed weights. */
-INLINE __m128i load_codes(enum kind kind, struct cursor *c, uint32_t count)
+INLINE __m128i load_codes(enum kind kind, const struct cursor *c, uint32_t count)
 {
-    __m128i codes =
-        kind == KIND_NVFP4 ? vfixed_codes_nvfp4(c->scale, count) : vfixed_codes_mxfp4(c->scale, count);
-    c->seen = kind == KIND_NVFP4 ? vfixed_seen_nvfp4(c->seen, codes) : vfixed_seen_mxfp4(c->seen, codes);
-    return codes;
+    return kind == KIND_NVFP4 ? vfixed_codes_nvfp4(c->scale, count) : vfixed_codes_mxfp4(c->scale, count);
 }
 
 /* Loads the next chunk, of which `count` columns exist. Those after them are zero. */
@@ -321,7 +318,16 @@ struct range {
     uint32_t begin, end;
 };
 
-/* Scales of a chunk of packed e2m1 whatever their codes, for rows where some need care (NaN, a sign, 2^-127). */
+/* Do scales of a row need care (NaN, a sign, 2^-127)? */
+INLINE bool has_odd_scales(enum kind kind, const struct ft_matrix *w, uint32_t o, struct range range)
+{
+    uint32_t block = kind == KIND_NVFP4 ? 16 : 32;
+    const uint8_t *codes = (const uint8_t *)w->scale + ((size_t)o * w->in + range.begin) / block;
+    uint32_t count = (range.end - range.begin) / block;
+    return kind == KIND_NVFP4 ? vfixed_odd(codes, count, 0, 0x7e) : vfixed_odd(codes, count, 1, 253);
+}
+
+/* Scales of a chunk of packed e2m1 whatever their codes, for rows where some need care. */
 static void careful_scales(enum kind kind, const uint8_t *codes, uint32_t count, float *scale)
 {
     for (uint32_t b = 0; b < VF; b++) {
@@ -359,8 +365,27 @@ static void dot_packed_carefully(enum kind kind, uint32_t rows, const struct ft_
     }
 }
 
+/*
+ * Two weight rows times a full panel are as many sums as a vector has lanes: their lanes are summed while they are in
+ * registers, and one vector goes to memory instead of one for each (a store takes a multiply's place on Zen 5).
+ * Lane 2 r + j of it belongs to row r of the panel and the second or first weight row.
+ */
+#define PAIRED (OUTS == 2 && 2 * ROWS == VF)
+#if PAIRED
+INLINE vf pair_sums(int outs, vf (*sum)[ROWS])
+{
+    vf all[2 * ROWS];
+    UNROLL for (int r = 0; r < ROWS; r++)
+    {
+        all[2 * r] = sum[0][r];
+        all[2 * r + 1] = outs == 2 ? sum[1][r] : vf_zero();
+    }
+    return vf_sums(all, 1);
+}
+#endif
+
 /* Adds `outs` weight rows from o on times the rows of the panel to acc, over a range of columns; puts them
- * there when the range begins a row. */
+ * there when the range begins a row. When it ends one and the panel is full, acc[0][0] is what pair_sums tells. */
 INLINE void dot_rows(enum kind kind, int outs, int rows, const struct ft_matrix *w, uint32_t o,
                      const struct panel *panel, struct range range, vf (*acc)[ROWS])
 {
@@ -400,13 +425,20 @@ INLINE void dot_rows(enum kind kind, int outs, int rows, const struct ft_matrix 
         step_chunk(kind, outs, rows, w, cursor, left, x, sum);
     UNROLL for (int j = 0; j < outs; j++)
     {
-        if (is_packed(kind) && vcodes_have_odd(cursor[j].seen, kind == KIND_NVFP4 ? 0x7e : 253)) {
-            dot_packed_carefully(kind, (uint32_t)rows, w, o + (uint32_t)j, panel, range, acc[j]);
-            continue;
-        }
         bool nan = kind == KIND_FP8 && vcodes_have_nan(cursor[j].seen);
-        UNROLL for (int r = 0; r < rows; r++) acc[j][r] = nan ? vf_set1(__builtin_nanf("")) : sum[j][r];
+        if (is_packed(kind) && has_odd_scales(kind, w, o + (uint32_t)j, range)) {
+            dot_packed_carefully(kind, (uint32_t)rows, w, o + (uint32_t)j, panel, range, acc[j]);
+            UNROLL for (int r = 0; r < rows; r++) sum[j][r] = acc[j][r];
+        }
+        UNROLL for (int r = 0; r < rows; r++) sum[j][r] = nan ? vf_set1(__builtin_nanf("")) : sum[j][r];
     }
+#if PAIRED
+    if (rows == ROWS && range.end == w->in) {
+        acc[0][0] = pair_sums(outs, sum);
+        return;
+    }
+#endif
+    UNROLL for (int j = 0; j < outs; j++) UNROLL for (int r = 0; r < rows; r++) acc[j][r] = sum[j][r];
 }
 
 typedef void dot_function(const struct ft_matrix *w, uint32_t o, uint32_t count, const struct panel *panel,
@@ -564,6 +596,12 @@ static void panel_dots(const struct ft_matrix *w, uint32_t o, uint32_t count, co
         for (uint32_t j = group; j < GROUP; j++)
             for (uint32_t r = 0; r < rows; r++)
                 acc[j][r] = vf_zero();
+#if PAIRED
+        if (rows == ROWS) {
+            vf_pairs_apart(&acc[0][0], 2 * ROWS, vf_set1(factor), &out[0][i], TILE);
+            continue;
+        }
+#endif
         for (uint32_t r = 0; r < rows; r++)
             for (uint32_t j = 0; j < GROUP; j += VF)
                 vf_store(&out[r][i + j], vf_mul(vf_sums(&acc[j][r], ROWS), vf_set1(factor)));

@@ -106,14 +106,22 @@ static inline __attribute__((always_inline)) vf vfixed_scales_mxfp4(__m128i code
  * where a chunk of one row has its first 128 columns, so a row's sums are the same whether it has company or
  * not.
  */
-#define VFIX_HALF (VFIX_CHUNK / 2)
+#define VFIX_HALF (8 * VF) /* of VFIX_CHUNK, 16 VF */
 static inline __attribute__((always_inline)) void vfixed_decode_halves(const uint8_t *first,
                                                                        const uint8_t *second,
                                                                        uint32_t columns,
                                                                        struct vfixed_weights *out)
 {
-    vi raw[2] = {_mm512_maskz_loadu_epi8(vi_first(columns / 2), first),
-                 second ? _mm512_maskz_loadu_epi8(vi_first(columns / 2), second) : vi_zero()};
+    vi raw[2] = {vi_zero(), vi_zero()};
+    if (columns == VFIX_HALF) {
+        raw[0] = vi_load(first);
+        if (second)
+            raw[1] = vi_load(second);
+    } else {
+        raw[0] = _mm512_maskz_loadu_epi8(vi_first(columns / 2), first);
+        if (second)
+            raw[1] = _mm512_maskz_loadu_epi8(vi_first(columns / 2), second);
+    }
     vfixed_lookup(raw, out->w);
 }
 /* Of codes of two rows (`count` each) those of one chunk. */

@@ -17,7 +17,7 @@ static inline __attribute__((always_inline)) void vfixed_lookup(const vi raw[2],
 }
 /* Rows of activations that go through vfixed_dot together: chains of multiplies side by side, because one is
  * too long to hide, as far as there are registers. */
-#define VFIX_ROWS 2
+#define VFIX_ROWS (DIGITS == 1 ? 4 : 2)
 
 /* A sum of 16 products of a lane: begins, takes four products, ends. */
 static inline vi vfixed_begin(vi offset)

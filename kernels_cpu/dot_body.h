@@ -588,6 +588,23 @@ struct follow {
     uint32_t next; /* rows from here to the next tile; 0: there is none */
 };
 
+/*
+ * Several rows of activations compute so long that only prefetches read ahead, and each that needs a new page stops the
+ * core until the page is found (300 cycles on a virtual machine whose host has small pages, and then for every 4 KiB).
+ * Many looked for at once take little longer than one. So when a tile begins, a line is asked for of each page of
+ * the blocks that the next tile enters.
+ */
+#define PAGE_BYTES 4096
+#define BLOCK_BYTES (32 * PAGE_BYTES)
+static void prefetch_pages(const void *data, size_t row_bytes, uint32_t o, uint32_t count, bool cold)
+{
+    uintptr_t tile = (uintptr_t)data + o * row_bytes, next = tile + count * row_bytes;
+    uintptr_t page = cold ? tile : ft_round_up(next, BLOCK_BYTES);
+    uintptr_t end = ft_round_up(next + count * row_bytes, BLOCK_BYTES);
+    for (; page < end; page += PAGE_BYTES)
+        __builtin_prefetch((const void *)page);
+}
+
 static struct ahead ahead_of(const struct ft_matrix *w, size_t row_bytes, bool whole_rows, bool first_batch,
                              const struct follow *follow)
 {
@@ -615,6 +632,11 @@ static void panel_dots(const struct ft_matrix *w, uint32_t o, uint32_t count, co
     bool whole = w->in <= part; /* the panel serves all groups */
     size_t row_bytes = (size_t)w->in * chunk_bytes(kind) / chunk_columns(kind);
     struct range range = {.ahead = ahead_of(w, row_bytes, whole && w->in <= piece, first == 0, follow)};
+    if (first == 0 && rows > 4) {
+        prefetch_pages(w->data, row_bytes, o, count, follow->cold);
+        if (is_packed(kind))
+            prefetch_pages(w->scale, w->in / (kind == KIND_NVFP4 ? 16 : 32), o, count, follow->cold);
+    }
     if (whole)
         panel_fill(panel, kind, x, first, rows, 0, w->in);
     for (uint32_t i = 0; i < count; i += GROUP) {

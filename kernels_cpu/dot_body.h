@@ -30,6 +30,7 @@
 _Static_assert(PANEL_COLUMNS % VF_CHUNK == 0 && PANEL_COLUMNS % VFIX_CHUNK == 0 &&
                    sizeof(struct vfixed) <= VFIX_CHUNK * sizeof(float),
                "panels are whole chunks, and packed chunks are no larger than floats");
+#define PAIRED (OUTS == 2 && 2 * ROWS == VF) /* pair_sums */
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL VFIX_UNROLL
 
@@ -113,7 +114,7 @@ struct cursor {
     const uint8_t *data, *scale;
     uint32_t row, column;
     uint32_t block_left; /* fp8: chunks before the next scale */
-    vcodes seen;         /* largest codes: those that need care are found without a branch per chunk */
+    vcodes seen;         /* fp8: largest codes, which tell NaN without a branch per chunk */
 };
 
 INLINE struct cursor cursor_at(enum kind kind, const struct ft_matrix *w, uint32_t o, uint32_t column)
@@ -150,6 +151,11 @@ INLINE struct cursor cursor_at(enum kind kind, const struct ft_matrix *w, uint32
  */
 #define AHEAD 8192
 #define SCALES_AHEAD 1024
+/* Bytes from what is read to what is asked for. */
+struct ahead {
+    size_t data, scales;
+};
+
 /* What is read once (by a single row of activations) need not push anything out of the outer caches, where
  * that helps (ft_read_once_hint). */
 INLINE void prefetch(const uint8_t *data, uint32_t bytes, bool once)
@@ -171,12 +177,9 @@ INLINE vf load_vector(const uint8_t *data, uint32_t j, bool whole, uint32_t byte
 }
 
 /* The next `count` scales of packed weights. */
-INLINE __m128i load_codes(enum kind kind, struct cursor *c, uint32_t count)
+INLINE __m128i load_codes(enum kind kind, const struct cursor *c, uint32_t count)
 {
-    __m128i codes =
-        kind == KIND_NVFP4 ? vfixed_codes_nvfp4(c->scale, count) : vfixed_codes_mxfp4(c->scale, count);
-    c->seen = kind == KIND_NVFP4 ? vfixed_seen_nvfp4(c->seen, codes) : vfixed_seen_mxfp4(c->seen, codes);
-    return codes;
+    return kind == KIND_NVFP4 ? vfixed_codes_nvfp4(c->scale, count) : vfixed_codes_mxfp4(c->scale, count);
 }
 
 /* Loads the next chunk, of which `count` columns exist. Those after them are zero. */
@@ -266,10 +269,12 @@ INLINE void step_chunk(enum kind kind, int outs, int rows, const struct ft_matri
         load_chunk(kind, w, &cursor[1], count, &chunk[1]);
     if (is_packed(kind)) {
         const struct vfixed_weights *fixed[2] = {&chunk[0].fixed, &chunk[outs - 1].fixed};
-        UNROLL for (int r = 0; r < rows; r += VFIX_ROWS)
+        const int most =
+            rows == ROWS ? FT_MIN(VFIX_ROWS, 2) : VFIX_ROWS; /* beside the sums of a full panel */
+        UNROLL for (int r = 0; r < rows; r += most)
         {
             vf t[VFIX_ROWS][2];
-            const int batch = rows - r < VFIX_ROWS ? rows - r : VFIX_ROWS;
+            const int batch = FT_MIN(rows - r, most);
             vfixed_dot(outs, batch, fixed, x + (size_t)r * PANEL_BYTES, PANEL_BYTES, t);
             UNROLL for (int i = 0; i < batch; i++) UNROLL for (int j = 0; j < outs; j++) sum[j][r + i] =
                 vf_fma(t[i][j], chunk[j].scale, sum[j][r + i]);
@@ -319,9 +324,19 @@ INLINE void step_half(enum kind kind, int outs, int rows, struct cursor *cursor,
  * first columns of a row: nobody clears them before. */
 struct range {
     uint32_t begin, end;
+    struct ahead ahead;
 };
 
-/* Scales of a chunk of packed e2m1 whatever their codes, for rows where some need care (NaN, a sign, 2^-127). */
+/* Do scales of a row need care (NaN, a sign, 2^-127)? */
+INLINE bool has_odd_scales(enum kind kind, const struct ft_matrix *w, uint32_t o, const struct range *range)
+{
+    uint32_t block = kind == KIND_NVFP4 ? 16 : 32;
+    const uint8_t *codes = (const uint8_t *)w->scale + ((size_t)o * w->in + range->begin) / block;
+    uint32_t count = (range->end - range->begin) / block;
+    return kind == KIND_NVFP4 ? vfixed_odd(codes, count, 0, 0x7e) : vfixed_odd(codes, count, 1, 253);
+}
+
+/* Scales of a chunk of packed e2m1 whatever their codes, for rows where some need care. */
 static void careful_scales(enum kind kind, const uint8_t *codes, uint32_t count, float *scale)
 {
     for (uint32_t b = 0; b < VF; b++) {
@@ -333,20 +348,22 @@ static void careful_scales(enum kind kind, const uint8_t *codes, uint32_t count,
     }
 }
 
-static void dot_packed_carefully(enum kind kind, uint32_t rows, const struct ft_matrix *w, uint32_t o,
-                                 const struct panel *panel, struct range range, vf *acc)
+static __attribute__((noinline, cold)) void dot_packed_carefully(enum kind kind, uint32_t rows,
+                                                                 const struct ft_matrix *w, uint32_t o,
+                                                                 const struct panel *panel,
+                                                                 const struct range *range, vf *acc)
 {
-    struct cursor cursor = cursor_at(kind, w, o, range.begin);
+    struct cursor cursor = cursor_at(kind, w, o, range->begin);
     struct vfixed_weights weights;
     const struct vfixed_weights *fixed = &weights;
     float scale[VF];
     vf t[1][2];
     uint32_t block = kind == KIND_NVFP4 ? 16 : 32;
-    size_t at = (range.begin - panel->begin) / VFIX_CHUNK * sizeof(struct vfixed);
-    for (uint32_t r = 0; r < rows && !range.begin; r++)
+    size_t at = (range->begin - panel->begin) / VFIX_CHUNK * sizeof(struct vfixed);
+    for (uint32_t r = 0; r < rows && !range->begin; r++)
         acc[r] = vf_zero();
-    for (uint32_t column = range.begin; column < range.end; column += VFIX_CHUNK) {
-        uint32_t count = FT_MIN(range.end - column, VFIX_CHUNK);
+    for (uint32_t column = range->begin; column < range->end; column += VFIX_CHUNK) {
+        uint32_t count = FT_MIN(range->end - column, VFIX_CHUNK);
         vfixed_decode(cursor.data, count, &weights);
         careful_scales(kind, cursor.scale, count / block, scale);
         for (uint32_t r = 0; r < rows; r++) {
@@ -359,28 +376,44 @@ static void dot_packed_carefully(enum kind kind, uint32_t rows, const struct ft_
     }
 }
 
+/*
+ * Two weight rows times a full panel are as many sums as a vector has lanes: their lanes are summed while they are in
+ * registers, and one vector goes to memory instead of one for each (a store takes a multiply's place on Zen 5).
+ * Lane 2 r + j of it belongs to row r of the panel and the second or first weight row.
+ */
+#if PAIRED
+INLINE vf pair_sums(int outs, vf (*sum)[ROWS])
+{
+    vf all[2 * ROWS];
+    UNROLL for (int r = 0; r < ROWS; r++)
+    {
+        all[2 * r] = sum[0][r];
+        all[2 * r + 1] = outs == 2 ? sum[1][r] : vf_zero();
+    }
+    return vf_sums(all, 1);
+}
+#endif
+
 /* Adds `outs` weight rows from o on times the rows of the panel to acc, over a range of columns; puts them
- * there when the range begins a row. */
+ * there when the range begins a row. When it ends one and the panel is full, acc[0][0] is what pair_sums tells. */
 INLINE void dot_rows(enum kind kind, int outs, int rows, const struct ft_matrix *w, uint32_t o,
-                     const struct panel *panel, struct range range, vf (*acc)[ROWS])
+                     const struct panel *panel, const struct range *range, vf (*acc)[ROWS])
 {
     vf sum[2][ROWS];
     struct cursor cursor[2];
-    uint32_t left = range.end - range.begin, columns = chunk_columns(kind), bytes = chunk_bytes(kind);
-    const uint8_t *x = panel->data + (size_t)(range.begin - panel->begin) / columns * chunk_stride(kind);
+    uint32_t left = range->end - range->begin, columns = chunk_columns(kind), bytes = chunk_bytes(kind);
+    const uint8_t *x = panel->data + (size_t)(range->begin - panel->begin) / columns * chunk_stride(kind);
     UNROLL for (int j = 0; j < outs; j++)
     {
-        cursor[j] = cursor_at(kind, w, o + (uint32_t)j, range.begin);
+        cursor[j] = cursor_at(kind, w, o + (uint32_t)j, range->begin);
         if (is_packed(kind))
-            prefetch(cursor[j].scale + SCALES_AHEAD, left / (kind == KIND_NVFP4 ? 16 : 32), rows == 1);
-        UNROLL for (int r = 0; r < rows; r++) sum[j][r] = range.begin ? acc[j][r] : vf_zero();
+            prefetch(cursor[j].scale + range->ahead.scales, left / (kind == KIND_NVFP4 ? 16 : 32), rows == 1);
+        UNROLL for (int r = 0; r < rows; r++) sum[j][r] = range->begin ? acc[j][r] : vf_zero();
     }
-    /* Whole rows lie one after the other. Parts of rows are taken from all rows of a group before the next
-     * parts: the next group is asked for instead. */
-    bool together = left == w->in;
-    size_t row = (size_t)w->in * bytes / columns, apart = together ? bytes : row;
-    const uint8_t *ahead = cursor[0].data + (together ? AHEAD : GROUP * row);
+    bool together = left == w->in; /* two whole rows are one stream */
+    size_t apart = together ? bytes : (size_t)w->in * bytes / columns;
     size_t step = together ? (size_t)outs * bytes : bytes;
+    const uint8_t *ahead = cursor[0].data + range->ahead.data;
     for (; left >= columns; left -= columns, x += chunk_stride(kind)) {
         if (kind != KIND_FP8_ODD) {
             prefetch(ahead, bytes, rows == 1);
@@ -392,6 +425,7 @@ INLINE void dot_rows(enum kind kind, int outs, int rows, const struct ft_matrix 
     }
 #if VFIX_HALF
     if (is_packed(kind) && left && left <= VFIX_HALF) {
+        prefetch(ahead, left / 2 * (uint32_t)outs, rows == 1);
         step_half(kind, outs, rows, cursor, left, x, sum);
         left = 0;
     }
@@ -400,20 +434,27 @@ INLINE void dot_rows(enum kind kind, int outs, int rows, const struct ft_matrix 
         step_chunk(kind, outs, rows, w, cursor, left, x, sum);
     UNROLL for (int j = 0; j < outs; j++)
     {
-        if (is_packed(kind) && vcodes_have_odd(cursor[j].seen, kind == KIND_NVFP4 ? 0x7e : 253)) {
-            dot_packed_carefully(kind, (uint32_t)rows, w, o + (uint32_t)j, panel, range, acc[j]);
-            continue;
-        }
         bool nan = kind == KIND_FP8 && vcodes_have_nan(cursor[j].seen);
-        UNROLL for (int r = 0; r < rows; r++) acc[j][r] = nan ? vf_set1(__builtin_nanf("")) : sum[j][r];
+        if (is_packed(kind) && has_odd_scales(kind, w, o + (uint32_t)j, range)) {
+            dot_packed_carefully(kind, (uint32_t)rows, w, o + (uint32_t)j, panel, range, acc[j]);
+            UNROLL for (int r = 0; r < rows; r++) sum[j][r] = acc[j][r];
+        }
+        UNROLL for (int r = 0; r < rows; r++) sum[j][r] = nan ? vf_set1(__builtin_nanf("")) : sum[j][r];
     }
+#if PAIRED
+    if (rows == ROWS && range->end == w->in) {
+        acc[0][0] = pair_sums(outs, sum);
+        return;
+    }
+#endif
+    UNROLL for (int j = 0; j < outs; j++) UNROLL for (int r = 0; r < rows; r++) acc[j][r] = sum[j][r];
 }
 
 typedef void dot_function(const struct ft_matrix *w, uint32_t o, uint32_t count, const struct panel *panel,
-                          struct range range, vf (*acc)[ROWS]);
+                          const struct range *range, vf (*acc)[ROWS]);
 #define DOT(name, kind, rows)                                                                                \
     static void name(const struct ft_matrix *w, uint32_t o, uint32_t count, const struct panel *panel,       \
-                     struct range range, vf(*acc)[ROWS])                                                     \
+                     const struct range *range, vf(*acc)[ROWS])                                              \
     {                                                                                                        \
         uint32_t i = 0;                                                                                      \
         /* A single row of activations has nothing to share. */                                              \
@@ -532,15 +573,55 @@ static uint32_t panel_rows(const struct ft_matrix *w, uint32_t left)
     return left >= ROWS && dots[kind_of(w)][4] ? ROWS : FT_MIN(left, 4u);
 }
 
-/* Output rows per tile: their weights stay in the second cache while batches of activation rows pass by. */
-static uint32_t tile_step(const struct ft_matrix *w)
+struct tile_span {
+    uint32_t begin, end; /* output rows of a call */
+};
+
+/*
+ * What the two batches of a tile that two panels pass by ask for: the tile after it. With a stream of its own the first
+ * batch waits for memory, and the second one leaves it idle. Both ask for all of it: a core of Zen 5 drops prefetches
+ * beyond some 36 in flight.
+ */
+struct follow {
+    bool two;      /* panels pass by */
+    bool cold;     /* nobody has asked for this tile: so does its first batch, two rows ahead */
+    uint32_t next; /* rows from here to the next tile; 0: there is none */
+};
+
+/*
+ * Several rows of activations compute so long that only prefetches read ahead, and each that needs a new page stops the
+ * core until the page is found (300 cycles on a virtual machine whose host has small pages, and then for every 4 KiB).
+ * Many looked for at once take little longer than one. So when a tile begins, a line is asked for of each page of
+ * the blocks that the next tile enters.
+ */
+#define PAGE_BYTES 4096
+#define BLOCK_BYTES (32 * PAGE_BYTES)
+static void prefetch_pages(const void *data, size_t row_bytes, uint32_t o, uint32_t count, bool cold)
 {
-    return is_packed(kind_of(w)) ? TILE : TILE / 2;
+    uintptr_t tile = (uintptr_t)data + o * row_bytes, next = tile + count * row_bytes;
+    uintptr_t page = cold ? tile : ft_round_up(next, BLOCK_BYTES);
+    uintptr_t end = ft_round_up(next + count * row_bytes, BLOCK_BYTES);
+    for (; page < end; page += PAGE_BYTES)
+        __builtin_prefetch((const void *)page);
 }
 
-/* out[r][i] = W[o + i] . x[first + r] for i < count <= TILE, r < rows <= ROWS. */
+static struct ahead ahead_of(const struct ft_matrix *w, size_t row_bytes, bool whole_rows, bool first_batch,
+                             const struct follow *follow)
+{
+    enum kind kind = kind_of(w);
+    size_t scale_bytes = is_packed(kind) ? w->in / (kind == KIND_NVFP4 ? 16u : 32u) : 0;
+    uint32_t rows = follow->cold && first_batch ? 2 : follow->next;
+    if (follow->two)
+        return (struct ahead){rows * row_bytes, rows * scale_bytes};
+    /* Whole rows lie one after the other. Parts of rows are taken from all rows of a group before the next
+     * parts: the next group is asked for instead. */
+    return (struct ahead){whole_rows ? AHEAD : GROUP * row_bytes, SCALES_AHEAD};
+}
+
+/* out[r * TILE + i] = W[o + i] . x[first + r] for i < count, r < rows <= ROWS; count <= TILE unless rows is 1. */
 static void panel_dots(const struct ft_matrix *w, uint32_t o, uint32_t count, const struct ft_rows *x,
-                       uint32_t first, uint32_t rows, struct panel *panel, float (*out)[TILE])
+                       uint32_t first, uint32_t rows, const struct follow *follow, struct panel *panel,
+                       float *out)
 {
     enum kind kind = kind_of(w);
     uint32_t part = rows == 1 ? ROWS * PANEL_COLUMNS : PANEL_COLUMNS;
@@ -549,6 +630,13 @@ static void panel_dots(const struct ft_matrix *w, uint32_t o, uint32_t count, co
     float factor = factor_of(w, kind);
     vf acc[GROUP][ROWS];
     bool whole = w->in <= part; /* the panel serves all groups */
+    size_t row_bytes = (size_t)w->in * chunk_bytes(kind) / chunk_columns(kind);
+    struct range range = {.ahead = ahead_of(w, row_bytes, whole && w->in <= piece, first == 0, follow)};
+    if (first == 0 && rows > 4) {
+        prefetch_pages(w->data, row_bytes, o, count, follow->cold);
+        if (is_packed(kind))
+            prefetch_pages(w->scale, w->in / (kind == KIND_NVFP4 ? 16 : 32), o, count, follow->cold);
+    }
     if (whole)
         panel_fill(panel, kind, x, first, rows, 0, w->in);
     for (uint32_t i = 0; i < count; i += GROUP) {
@@ -557,16 +645,23 @@ static void panel_dots(const struct ft_matrix *w, uint32_t o, uint32_t count, co
             if (!whole)
                 panel_fill(panel, kind, x, first, rows, begin, FT_MIN(w->in, begin + part));
             for (uint32_t at = begin; at < panel->end; at += piece) {
-                struct range range = {at, FT_MIN(panel->end, at + piece)};
-                dots[kind][rows > 4 ? 4 : rows - 1](w, o + i, group, panel, range, acc);
+                range.begin = at;
+                range.end = FT_MIN(panel->end, at + piece);
+                dots[kind][rows > 4 ? 4 : rows - 1](w, o + i, group, panel, &range, acc);
             }
         }
         for (uint32_t j = group; j < GROUP; j++)
             for (uint32_t r = 0; r < rows; r++)
                 acc[j][r] = vf_zero();
+#if PAIRED
+        if (rows == ROWS) {
+            vf_pairs_apart(&acc[0][0], 2 * ROWS, vf_set1(factor), out + i, TILE);
+            continue;
+        }
+#endif
         for (uint32_t r = 0; r < rows; r++)
             for (uint32_t j = 0; j < GROUP; j += VF)
-                vf_store(&out[r][i + j], vf_mul(vf_sums(&acc[j][r], ROWS), vf_set1(factor)));
+                vf_store(out + r * TILE + i + j, vf_mul(vf_sums(&acc[j][r], ROWS), vf_set1(factor)));
     }
 }
 

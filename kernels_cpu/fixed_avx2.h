@@ -87,17 +87,13 @@ static inline __m128i vfixed_codes_mxfp4(const uint8_t *scale, uint32_t count)
 {
     int32_t four = 0x7f7f7f7f;
     memcpy(&four, scale, count == 4 ? 4 : count);
-    return _mm_set1_epi32(four);
+    return _mm_cvtsi32_si128(four);
 }
-/* Scales / 2^8 of the 8 blocks of 16 in a chunk, for codes below 0x7f; others are found by vcodes_have_odd. */
+/* Scales / 2^8 of the 8 blocks of 16 in a chunk, for codes below 0x7f; others are found by vfixed_odd. */
 static inline vf vfixed_scales_nvfp4(__m128i codes)
 {
     const __m128i order = _mm_setr_epi8(-1, 0, -1, 1, -1, 4, -1, 5, -1, 2, -1, 3, -1, 6, -1, 7);
     return _mm256_cvtph_ps(_mm_srli_epi16(_mm_shuffle_epi8(codes, order), 1));
-}
-static inline vcodes vfixed_seen_nvfp4(vcodes seen, __m128i codes)
-{
-    return _mm256_max_epu8(seen, _mm256_castsi128_si256(codes));
 }
 /* Scales of the 4 blocks of 32 in a chunk, for codes 1 .. 254. */
 static inline vf vfixed_scales_mxfp4(__m128i codes)
@@ -107,19 +103,8 @@ static inline vf vfixed_scales_mxfp4(__m128i codes)
     __m256i bytes = _mm256_broadcastsi128_si256(codes);
     return _mm256_castsi256_ps(_mm256_srli_epi32(_mm256_shuffle_epi8(bytes, order), 1));
 }
-static inline vcodes vfixed_seen_mxfp4(vcodes seen, __m128i codes)
-{
-    return _mm256_max_epu8(seen, _mm256_castsi128_si256(_mm_sub_epi8(codes, _mm_set1_epi8(1))));
-}
 
 #define VFIX_HALF 0 /* columns of two weight rows never share a chunk */
-
-/* Was a code seen that the two above do not decode? */
-static inline int vcodes_have_odd(vcodes seen, uint8_t largest)
-{
-    __m128i s = _mm_max_epu8(_mm256_castsi256_si128(seen), _mm_set1_epi8((char)largest));
-    return _mm_movemask_epi8(_mm_cmpeq_epi8(s, _mm_set1_epi8((char)largest))) != 0xffff;
-}
 
 /* Largest |x| of 16; NaN is above all. */
 static inline float vfixed_largest(const float *x)

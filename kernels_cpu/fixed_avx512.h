@@ -85,16 +85,12 @@ static inline __attribute__((always_inline)) __m128i vfixed_codes_mxfp4(const ui
     if (count < 8)
         return _mm_mask_loadu_epi8(_mm_set1_epi8(127), (__mmask16)vi_first(count), scale);
     memcpy(&eight, scale, sizeof eight);
-    return _mm_set1_epi64x(eight); /* twice: a zero after them would look like a code that needs care */
+    return _mm_cvtsi64_si128(eight);
 }
-/* Scales / 2^8 of the 16 blocks of 16 in a chunk, for codes below 0x7f; others are found by vcodes_have_odd. */
+/* Scales / 2^8 of the 16 blocks of 16 in a chunk, for codes below 0x7f; others are found by vfixed_odd. */
 static inline __attribute__((always_inline)) vf vfixed_scales_nvfp4(__m128i codes)
 {
     return _mm512_cvtph_ps(vfixed_scale_halves(codes));
-}
-static inline __attribute__((always_inline)) vcodes vfixed_seen_nvfp4(vcodes seen, __m128i codes)
-{
-    return _mm256_max_epu8(seen, _mm256_zextsi128_si256(codes));
 }
 /* Scales of the 8 blocks of 32 in a chunk, for codes 1 .. 254. */
 static inline __attribute__((always_inline)) vf vfixed_scales_mxfp4(__m128i codes)
@@ -103,10 +99,6 @@ static inline __attribute__((always_inline)) vf vfixed_scales_mxfp4(__m128i code
     __m512i wide = _mm512_cvtepu8_epi32(_mm_shuffle_epi8(codes, order));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 23));
 }
-static inline __attribute__((always_inline)) vcodes vfixed_seen_mxfp4(vcodes seen, __m128i codes)
-{
-    return _mm256_max_epu8(seen, _mm256_zextsi128_si256(_mm_sub_epi8(codes, _mm_set1_epi8(1))));
-}
 
 /*
  * Half chunks: the last 128 columns (or fewer) of two weight rows go through the multiplies as one chunk, the
@@ -114,14 +106,22 @@ static inline __attribute__((always_inline)) vcodes vfixed_seen_mxfp4(vcodes see
  * where a chunk of one row has its first 128 columns, so a row's sums are the same whether it has company or
  * not.
  */
-#define VFIX_HALF (VFIX_CHUNK / 2)
+#define VFIX_HALF (8 * VF) /* of VFIX_CHUNK, 16 VF */
 static inline __attribute__((always_inline)) void vfixed_decode_halves(const uint8_t *first,
                                                                        const uint8_t *second,
                                                                        uint32_t columns,
                                                                        struct vfixed_weights *out)
 {
-    vi raw[2] = {_mm512_maskz_loadu_epi8(vi_first(columns / 2), first),
-                 second ? _mm512_maskz_loadu_epi8(vi_first(columns / 2), second) : vi_zero()};
+    vi raw[2] = {vi_zero(), vi_zero()};
+    if (columns == VFIX_HALF) {
+        raw[0] = vi_load(first);
+        if (second)
+            raw[1] = vi_load(second);
+    } else {
+        raw[0] = _mm512_maskz_loadu_epi8(vi_first(columns / 2), first);
+        if (second)
+            raw[1] = _mm512_maskz_loadu_epi8(vi_first(columns / 2), second);
+    }
     vfixed_lookup(raw, out->w);
 }
 /* Of codes of two rows (`count` each) those of one chunk. */
@@ -139,13 +139,6 @@ static inline __attribute__((always_inline)) vf vfixed_add_half(vf t, vf scale, 
 static inline __attribute__((always_inline)) vf vfixed_second(vf t)
 {
     return _mm512_permute_ps(t, 0x4e);
-}
-
-/* Was a code seen that the two above do not decode? */
-static inline int vcodes_have_odd(vcodes seen, uint8_t largest)
-{
-    __m128i s = _mm_max_epu8(_mm256_castsi256_si128(seen), _mm_set1_epi8((char)largest));
-    return _mm_movemask_epi8(_mm_cmpeq_epi8(s, _mm_set1_epi8((char)largest))) != 0xffff;
 }
 
 /* Lane of a block of 16 columns. */

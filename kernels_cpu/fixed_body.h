@@ -39,6 +39,27 @@ struct vfixed {
     float unit[VF];                                             /* half the value of 1 */
 };
 
+/* Codes c with c - less > largest (modulo 256) among `count`: those of scales that the vectors do not decode. One
+ * look at a whole row: maxima kept beside the multiplies of many rows would live on the stack. */
+static inline bool vfixed_odd(const uint8_t *codes, uint32_t count, uint8_t less, uint8_t largest)
+{
+    const __m256i shift = _mm256_set1_epi8((char)less), most = _mm256_set1_epi8((char)largest);
+    __m256i seen = most;
+    uint32_t i = 0;
+    for (; i + 32 <= count; i += 32)
+        seen = _mm256_max_epu8(
+            seen, _mm256_sub_epi8(_mm256_loadu_si256((const __m256i *)(const void *)(codes + i)), shift));
+    bool odd = false;
+    for (; i + 8 <= count; i += 8) {
+        __m128i part = _mm_loadl_epi64((const __m128i *)(const void *)(codes + i));
+        part = _mm_sub_epi8(_mm_unpacklo_epi64(part, part), _mm256_castsi256_si128(shift));
+        seen = _mm256_max_epu8(seen, _mm256_broadcastsi128_si256(part));
+    }
+    for (; i < count; i++)
+        odd |= (uint8_t)(codes[i] - less) > largest;
+    return odd || _mm256_movemask_epi8(_mm256_cmpeq_epi8(seen, most)) != -1;
+}
+
 /* The first `columns` columns of a chunk; the weights after them are zero. */
 static inline __attribute__((always_inline)) void vfixed_decode(const uint8_t *p, uint32_t columns,
                                                                 struct vfixed_weights *out)

@@ -29,16 +29,17 @@ static void matmul_to(const struct ft_matrix *w, uint32_t begin, uint32_t end, c
                       const float *bias, const uint32_t *out_index, float *y, size_t y_stride)
 {
     struct tile_panel panel;
-    float out[TILE_ROWS][TILE];
+    float out[TILE_ROWS * TILE];
     tile_panel_init(&panel);
-    uint32_t step = tile_step(w);
+    uint32_t step = tile_step(w, x->count);
+    struct tile_span span = {begin, end};
     for (uint32_t o = begin; o < end; o += step) {
         uint32_t count = FT_MIN(end - o, step);
         for (uint32_t first = 0, rows; first < x->count; first += rows) {
             rows = tile_rows(w, x->count - first);
-            tile_dots(w, o, count, x, first, rows, &panel, out);
+            tile_dots(w, o, count, span, x, first, rows, &panel, out);
             for (uint32_t r = 0; r < rows; r++)
-                store_row(y + (out_index ? out_index[first + r] : first + r) * y_stride + o, out[r],
+                store_row(y + (out_index ? out_index[first + r] : first + r) * y_stride + o, out + r * TILE,
                           bias ? bias + o : NULL, count);
         }
     }
@@ -96,18 +97,19 @@ void VEC(ft_expert_up)(const struct ft_expert *expert, uint32_t begin, uint32_t 
     }
 #endif
     struct tile_panel panel;
-    float gate[TILE_ROWS][TILE] = {{0}}, up[TILE_ROWS][TILE] = {{0}};
+    float gate[TILE_ROWS * TILE] = {0}, up[TILE_ROWS * TILE] = {0};
     tile_panel_init(&panel);
-    uint32_t step = tile_step(&expert->gate);
+    uint32_t step = tile_step(&expert->gate, x.count);
+    struct tile_span span = {begin, end};
     for (uint32_t i = begin; i < end; i += step) {
         uint32_t count = FT_MIN(end - i, step);
         for (uint32_t first = 0, rows; first < x.count; first += rows) {
             rows = tile_rows(&expert->gate, x.count - first);
-            tile_dots(&expert->gate, i, count, &x, first, rows, &panel, gate);
-            tile_dots(&expert->up, i, count, &x, first, rows, &panel, up);
+            tile_dots(&expert->gate, i, count, span, &x, first, rows, &panel, gate);
+            tile_dots(&expert->up, i, count, span, &x, first, rows, &panel, up);
             for (uint32_t r = 0; r < rows; r++) {
-                activate(expert, i, count, gate[r], up[r]);
-                memcpy(h + (first + r) * h_stride + i, gate[r], count * sizeof(float));
+                activate(expert, i, count, gate + r * TILE, up + r * TILE);
+                memcpy(h + (first + r) * h_stride + i, gate + r * TILE, count * sizeof(float));
             }
         }
     }
@@ -128,18 +130,19 @@ static void mix_up(const struct ft_matrix *up, uint32_t hc_count, uint32_t hidde
 {
     struct tile_panel panel;
     struct ft_rows in = {.x = t, .stride = t_stride, .count = rows};
-    float m[TILE_ROWS][TILE] = {{0}}, share = 1.0f / (float)hc_count;
+    float m[TILE_ROWS * TILE] = {0}, share = 1.0f / (float)hc_count;
     tile_panel_init(&panel);
-    uint32_t step = tile_step(up);
+    uint32_t step = FT_MIN(tile_step(up, rows), TILE);
     for (uint32_t h = begin; h < end; h += step) {
         uint32_t count = FT_MIN(end - h, step);
         for (uint32_t first = 0, batch; first < rows; first += batch) {
             batch = tile_rows(up, rows - first);
             float sum[TILE_ROWS][TILE] = {{0}};
             for (uint32_t i = 0; i < hc_count; i++) {
-                tile_dots(up, i * hidden + h, count, &in, first, batch, &panel, m);
+                struct tile_span span = {i * hidden + begin, i * hidden + end};
+                tile_dots(up, i * hidden + h, count, span, &in, first, batch, &panel, m);
                 for (uint32_t r = 0; r < batch; r++)
-                    mix_add(sum[r], m[r], u + (first + r) * u_stride + (size_t)i * hidden + h, count);
+                    mix_add(sum[r], m + r * TILE, u + (first + r) * u_stride + (size_t)i * hidden + h, count);
             }
             for (uint32_t r = 0; r < batch; r++)
                 for (uint32_t j = 0; j < count; j++)

@@ -483,7 +483,7 @@ static float amx_dot_carefully(const struct ft_matrix *w, uint32_t o, const floa
 /* Pieces together, activations to their size again. */
 static void amx_finish(enum kind kind, const struct ft_matrix *w, uint32_t o, uint32_t outs,
                        const struct amx_panel *panel, const struct ft_rows *x, float (*sums)[AMX_WIDTH],
-                       uint32_t at, float (*out)[TILE])
+                       uint32_t at, float *out)
 {
     uint32_t rows = panel->rows, blocks = w->in / (kind == KIND_NVFP4 ? 16 : 32);
     double factor = kind == KIND_NVFP4 ? 0x1p112 * (double)w->global : 1.0, down[TILE_ROWS];
@@ -497,18 +497,29 @@ static void amx_finish(enum kind kind, const struct ft_matrix *w, uint32_t o, ui
         for (uint32_t r = 0; r < rows; r++)
             y[r] = (float)(((double)s[r] + (double)s[rows + r] + (double)s[2 * rows + r]) * down[r]);
         for (uint32_t r = 0; r < rows; r++)
-            out[r][at + i] = plain ? y[r] : amx_dot_carefully(w, o + i, ft_rows_get(x, panel->first_row + r));
+            out[r * TILE + at + i] =
+                plain ? y[r] : amx_dot_carefully(w, o + i, ft_rows_get(x, panel->first_row + r));
     }
 }
 
-/* out[r][i] = W[o + i] . x[first + r] for i < count <= TILE, r < rows <= TILE_ROWS. */
-static void tile_dots(const struct ft_matrix *w, uint32_t o, uint32_t count, const struct ft_rows *x,
-                      uint32_t first, uint32_t rows, struct tile_panel *panel, float (*out)[TILE])
+/* Output rows per tile: their weights stay in the second cache while batches of activation rows pass by. */
+static uint32_t tile_step(const struct ft_matrix *w, uint32_t x_count)
+{
+    (void)x_count;
+    return is_packed(kind_of(w)) ? TILE : TILE / 2;
+}
+
+/* out[r * TILE + i] = W[o + i] . x[first + r] for i < count <= TILE, r < rows <= TILE_ROWS. */
+static void tile_dots(const struct ft_matrix *w, uint32_t o, uint32_t count, struct tile_span span,
+                      const struct ft_rows *x, uint32_t first, uint32_t rows, struct tile_panel *panel,
+                      float *out)
 {
     enum kind kind = kind_of(w);
+    struct follow alone = {0};
+    (void)span;
     _Alignas(64) float sums[TILE / AMX_OUTS][AMX_OUTS][AMX_WIDTH];
     if (!amx_takes(kind)) {
-        panel_dots(w, o, count, x, first, rows, &panel->dot, out);
+        panel_dots(w, o, count, x, first, rows, &alone, &panel->dot, out);
         return;
     }
     amx_begin(amx_tiles(rows) == 1 ? 12 * rows : 64);

@@ -115,6 +115,30 @@ static inline __attribute__((always_inline)) vf vf_sums(const vf *v, size_t stri
         _mm512_add_ps(_mm512_shuffle_ps(pair[0], pair[1], 0x88), _mm512_shuffle_ps(pair[0], pair[1], 0xdd));
     return _mm512_permutexvar_ps(order, sum);
 }
+/* Of 8 vectors, v[i * stride], lanes 2 r and 2 r + 1 are numbers 2 i and 2 i + 1 of row r: times factor to
+ * out + r * out_stride. */
+static inline void vf_pairs_apart(const vf *v, size_t stride, vf factor, float *out, size_t out_stride)
+{
+    __m512d half[8], quarter[8];
+    for (int i = 0; i < 8; i += 2) {
+        __m512d a = _mm512_castps_pd(vf_mul(v[(size_t)i * stride], factor));
+        __m512d b = _mm512_castps_pd(vf_mul(v[((size_t)i + 1) * stride], factor));
+        half[i] = _mm512_unpacklo_pd(a, b); /* part p holds row 2p, of the other row 2p + 1 */
+        half[i + 1] = _mm512_unpackhi_pd(a, b);
+    }
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < 4; i++) { /* rows of half of the parts */
+            __m512d a = half[(i & 2) * 2 + (i & 1)], b = half[(i & 2) * 2 + 2 + (i & 1)];
+            quarter[k * 4 + i] = k ? _mm512_shuffle_f64x2(a, b, 0xee) : _mm512_shuffle_f64x2(a, b, 0x44);
+        }
+    for (int k = 0; k < 2; k++)
+        for (int odd = 0; odd < 2; odd++) {
+            __m512d a = quarter[k * 4 + odd], b = quarter[k * 4 + 2 + odd];
+            size_t row = (size_t)k * 4 + (size_t)odd;
+            vf_store(out + row * out_stride, _mm512_castpd_ps(_mm512_shuffle_f64x2(a, b, 0x88)));
+            vf_store(out + (row + 2) * out_stride, _mm512_castpd_ps(_mm512_shuffle_f64x2(a, b, 0xdd)));
+        }
+}
 static inline vf vf_load_bf16(const uint16_t *p)
 {
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));

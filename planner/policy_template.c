@@ -29,7 +29,8 @@ static void decide_layer(void *state, const struct ft_layer_in *in, struct ft_la
     ft_place_fetch(place, in, out, recent, FT_REASON_SHARE, false);
 }
 
-/* Optional hooks, NULL here: observe() hears of every finished job, step_end() of every step. */
+/* Optional hooks, NULL here: observe() hears of every finished job, step_end() of every step, look_ahead() says what to copy
+ * for the next layer (struct ft_place_looking has all three). */
 const struct ft_policy ft_policy_template = {.abi = FT_POLICY_ABI,
                                              .name = "template",
                                              .state_bytes = ft_place_state_bytes,

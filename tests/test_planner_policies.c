@@ -9,7 +9,7 @@
 struct scene {
     uint32_t active[EXPERTS], rows[EXPERTS], slot[EXPERTS], last[EXPERTS];
     uint32_t slot_layer[SLOTS], slot_expert[SLOTS], slot_used[SLOTS];
-    uint8_t busy[SLOTS];
+    uint8_t busy[SLOTS], ahead[EXPERTS];
     struct ft_layer_in in;
 };
 
@@ -255,6 +255,28 @@ TEST(hybrid_fetches_the_most_recently_used)
     CHECK_EQ(a.reason[5], FT_REASON_SHARE_REST);
 }
 
+/* What was copied ahead costs the link nothing: it is fetched besides the share, and whatever the costs say. */
+TEST(what_was_copied_ahead_is_fetched)
+{
+    struct scene s;
+    struct answer a;
+    const struct ft_policy *policies[] = {&ft_policy_hybrid, &ft_policy_auto, &ft_policy_offload};
+    for (uint32_t p = 0; p < 3; p++)
+        for (uint32_t misses = 2; misses <= SLOTS; misses++) {
+            scene_init(&s, misses, SLOTS);
+            s.in.ahead = s.ahead;
+            s.ahead[1] = 1;
+            s.ahead[misses - 1] = 1;
+            start(policies[p], 0, NULL);
+            decide(policies[p], &s, &a);
+            CHECK_EQ(a.place[1], FT_PLACE_FETCH);
+            CHECK_EQ(a.place[misses - 1], FT_PLACE_FETCH);
+            if (p == 0)
+                CHECK_EQ(count_place(&a, misses, FT_PLACE_FETCH), 2);
+            CHECK_EQ(ft_policy_check_answer(&s.in, &a.out), 0);
+        }
+}
+
 TEST(template_fetches_what_was_used_lately)
 {
     struct scene s;
@@ -372,6 +394,9 @@ static void random_scene(struct scene *s)
         if (random_below(4) && !twice)
             scene_fill(s, i, layer, expert, random_below(50));
     }
+    s->in.ahead = random_below(2) ? s->ahead : NULL;
+    for (uint32_t i = 0; i < active; i++)
+        s->ahead[i] = s->slot[i] == FT_NONE && !s->in.prefill && s->in.has_device && random_below(3) == 0;
 }
 
 TEST(random_layers_need_no_repair_and_the_same_input_gives_the_same_output)
@@ -452,11 +477,11 @@ TEST(a_layer_takes_only_slots_of_its_own_gpu)
     }
 }
 
-TEST_MAIN(RUN(a_layer_takes_only_slots_of_its_own_gpu) RUN(policies_are_found_by_name_and_strategy)
-              RUN(offload_fetches_every_miss_into_the_oldest_slots)
-                  RUN(with_one_slot_offload_fetches_in_waves) RUN(prefill_stages_and_takes_no_slot)
-                      RUN(without_a_device_all_is_cpu) RUN(cpu_computes_misses_and_uses_what_is_resident) RUN(
-                          hybrid_fetches_the_share_that_ends_first) RUN(hybrid_fetches_the_most_recently_used)
-                          RUN(template_fetches_what_was_used_lately) RUN(replay_repeats_and_counts_departures)
-                              RUN(replay_knows_the_layers_of_recorded_steps)
-                                  RUN(random_layers_need_no_repair_and_the_same_input_gives_the_same_output))
+TEST_MAIN(RUN(a_layer_takes_only_slots_of_its_own_gpu) RUN(policies_are_found_by_name_and_strategy) RUN(
+    offload_fetches_every_miss_into_the_oldest_slots) RUN(with_one_slot_offload_fetches_in_waves)
+              RUN(prefill_stages_and_takes_no_slot) RUN(without_a_device_all_is_cpu) RUN(
+                  cpu_computes_misses_and_uses_what_is_resident) RUN(hybrid_fetches_the_share_that_ends_first)
+                  RUN(hybrid_fetches_the_most_recently_used) RUN(what_was_copied_ahead_is_fetched)
+                      RUN(template_fetches_what_was_used_lately) RUN(replay_repeats_and_counts_departures)
+                          RUN(replay_knows_the_layers_of_recorded_steps)
+                              RUN(random_layers_need_no_repair_and_the_same_input_gives_the_same_output))

@@ -145,6 +145,7 @@ TEST(a_prefill_leaves_slots_and_their_ages_as_decoding_left_them)
         config.slots = 23;
         if (!open_fixture(&engine, fixtures[f], &config))
             continue;
+        CHECK_OK(session_reopen(&engine, &(struct session_change){0}, &err), &err); /* every slot is the cache's */
         sliced_begin(engine.session, &prompt, &other);
         sliced_drain(engine.session, &other);
         CHECK_OK(session_reopen(&engine, &(struct session_change){0}, &err), &err);

@@ -7,12 +7,6 @@
 #include "tests/ahead_policies.h"
 #include "tests/fixture_session.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define PROMPTS 2u /* ten times slower each */
-#else
-#define PROMPTS 4u
-#endif
-
 struct seen {
     uint64_t copies;
 };
@@ -26,36 +20,6 @@ static void look(void *context, const struct ft_trace_step *step)
             continue;
         seen->copies++;
         CHECK(r->lane == FT_LANE_LINK && r->end_ns >= r->start_ns && r->bytes > 0 && r->layer > 0);
-    }
-}
-
-static bool read_some(struct prompts *p)
-{
-    bool good = prompts_read(p);
-    for (; p->count > PROMPTS; p->count--) {
-        free(p->ids[p->count - 1]);
-        free(p->want[p->count - 1]);
-    }
-    return good;
-}
-
-static void check_texts(struct ft_session *session, const struct prompts *p, uint32_t together)
-{
-    static uint32_t tokens[FT_SEQUENCES_MAX][256], counts[FT_SEQUENCES_MAX];
-    struct ft_error err;
-    for (uint32_t first = 0; first < p->count; first += together) {
-        uint32_t handles[8], count = FT_MIN(together, p->count - first);
-        memset(counts, 0, sizeof counts);
-        for (uint32_t i = 0; i < count; i++) {
-            struct ft_request request = prompts_request(p, first + i);
-            CHECK_OK(ft_session_submit(session, &request, &handles[i], &err), &err);
-        }
-        CHECK_EQ(fixture_drain(session, tokens, counts), 0);
-        for (uint32_t i = 0; i < count; i++) {
-            CHECK_EQ(counts[handles[i]], p->want_count[first + i]);
-            CHECK(memcmp(tokens[handles[i]], p->want[first + i], counts[handles[i]] * sizeof(uint32_t)) == 0);
-            ft_session_release(session, handles[i]);
-        }
     }
 }
 
@@ -89,8 +53,8 @@ static struct ft_session_stats run(const struct ft_policy *policy, uint32_t slot
     CHECK_OK(fixture_open(&engine, TINY_DIR, &config, &err), &err);
     CHECK_OK(session_reopen(&engine, &change, &err), &err);
     if (engine.session) {
-        check_texts(engine.session, p, 1);
-        check_texts(engine.session, p, 3);
+        prompts_check_texts(engine.session, p, 1);
+        prompts_check_texts(engine.session, p, 3);
         check_slots(engine.session);
         ft_session_stats(engine.session, &stats);
     }
@@ -102,7 +66,7 @@ TEST(texts_are_right_whatever_the_delays)
 {
     static const uint64_t delays[] = {0, 30000, 400000};
     struct prompts p;
-    REQUIRE(read_some(&p));
+    REQUIRE(prompts_read_some(&p));
     for (uint32_t i = 0; i < 6; i++) {
         struct seen seen = {0};
         uint32_t slots = i % 2 ? 40 : 150;
@@ -124,7 +88,7 @@ TEST(a_policy_that_asks_for_nonsense_changes_no_text)
 {
     struct prompts p;
     struct seen seen = {0};
-    REQUIRE(read_some(&p));
+    REQUIRE(prompts_read_some(&p));
     struct ft_session_stats stats = run(&wild, 80, 1, 50000, &p, &seen);
     CHECK(stats.policy_repairs > 0);
     CHECK(stats.copied_ahead > 0);
@@ -144,7 +108,7 @@ static struct ft_session_stats run_offload(bool looks, const struct prompts *p)
     CHECK_OK(session_reopen(&engine, &(struct session_change){.always_looks = looks}, &err), &err);
     if (engine.session) {
         CHECK_EQ(ft_session_slot_count(engine.session), 83);
-        check_texts(engine.session, p, 1);
+        prompts_check_texts(engine.session, p, 1);
         ft_session_stats(engine.session, &stats);
     }
     CHECK_OK(ft_engine_close(&engine, &err), &err);
@@ -154,7 +118,7 @@ static struct ft_session_stats run_offload(bool looks, const struct prompts *p)
 TEST(slots_hold_what_they_would_hold_without_it)
 {
     struct prompts p;
-    REQUIRE(read_some(&p));
+    REQUIRE(prompts_read_some(&p));
     struct ft_session_stats with = run_offload(true, &p), without = run_offload(false, &p);
     CHECK(with.copied_ahead_used > 100);
     CHECK_EQ(with.hits, without.hits);

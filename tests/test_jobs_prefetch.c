@@ -6,12 +6,6 @@
 #include "jobs/session_internal.h"
 #include "tests/fixture_session.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define PROMPTS 2u /* ten times slower each */
-#else
-#define PROMPTS 4u
-#endif
-
 /* What each layer used in the step before. */
 struct memory {
     uint32_t layer_count, topk, count[FT_LAYERS_MAX];
@@ -145,26 +139,6 @@ static void look(void *context, const struct ft_trace_step *step)
     }
 }
 
-static void check_texts(struct ft_session *session, const struct prompts *p, uint32_t together)
-{
-    static uint32_t tokens[FT_SEQUENCES_MAX][256], counts[FT_SEQUENCES_MAX];
-    struct ft_error err;
-    for (uint32_t first = 0; first < p->count; first += together) {
-        uint32_t handles[8], count = FT_MIN(together, p->count - first);
-        memset(counts, 0, sizeof counts);
-        for (uint32_t i = 0; i < count; i++) {
-            struct ft_request request = prompts_request(p, first + i);
-            CHECK_OK(ft_session_submit(session, &request, &handles[i], &err), &err);
-        }
-        CHECK_EQ(fixture_drain(session, tokens, counts), 0);
-        for (uint32_t i = 0; i < count; i++) {
-            CHECK_EQ(counts[handles[i]], p->want_count[first + i]);
-            CHECK(memcmp(tokens[handles[i]], p->want[first + i], counts[handles[i]] * sizeof(uint32_t)) == 0);
-            ft_session_release(session, handles[i]);
-        }
-    }
-}
-
 static struct ft_session_stats run(const struct ft_policy *policy, uint32_t slots, uint32_t workers,
                                    uint64_t delay_ns, const struct prompts *p, struct seen *seen)
 {
@@ -182,22 +156,12 @@ static struct ft_session_stats run(const struct ft_policy *policy, uint32_t slot
     CHECK_OK(fixture_open(&engine, TINY_DIR, &config, &err), &err);
     CHECK_OK(session_reopen(&engine, &change, &err), &err);
     if (engine.session) {
-        check_texts(engine.session, p, 1);
-        check_texts(engine.session, p, 3);
+        prompts_check_texts(engine.session, p, 1);
+        prompts_check_texts(engine.session, p, 3);
         ft_session_stats(engine.session, &stats);
     }
     CHECK_OK(ft_engine_close(&engine, &err), &err);
     return stats;
-}
-
-static bool read_some(struct prompts *p)
-{
-    bool good = prompts_read(p);
-    for (; p->count > PROMPTS; p->count--) {
-        free(p->ids[p->count - 1]);
-        free(p->want[p->count - 1]);
-    }
-    return good;
 }
 
 TEST(texts_are_right_whatever_the_delays_and_every_prefetch_is_accounted_for)
@@ -205,7 +169,7 @@ TEST(texts_are_right_whatever_the_delays_and_every_prefetch_is_accounted_for)
     static const uint64_t delays[] = {0, 30000, 400000};
     struct prompts p;
     uint64_t waited = 0, wasted = 0;
-    REQUIRE(read_some(&p));
+    REQUIRE(prompts_read_some(&p));
     for (uint32_t i = 0; i < 6; i++) {
         struct seen seen = {0};
         uint32_t slots = i % 2 ? 24 : 60;
@@ -235,7 +199,7 @@ TEST(prefetches_that_cannot_be_done_are_dropped)
 {
     struct prompts p;
     struct seen seen = {0};
-    REQUIRE(read_some(&p));
+    REQUIRE(prompts_read_some(&p));
     struct ft_session_stats stats = run(&wild, 16, 1, 50000, &p, &seen);
     CHECK(stats.policy_repairs > 0);
     CHECK(stats.prefetches > 0);
@@ -246,7 +210,7 @@ TEST(a_policy_that_does_not_prefetch_has_none)
 {
     struct prompts p;
     struct seen seen = {0};
-    REQUIRE(read_some(&p));
+    REQUIRE(prompts_read_some(&p));
     struct ft_session_stats stats = run(NULL, 16, 1, 0, &p, &seen);
     CHECK_EQ(stats.prefetches + stats.prefetches_used + stats.prefetches_wasted, 0);
     CHECK_EQ(seen.copies, 0);

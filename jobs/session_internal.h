@@ -97,6 +97,9 @@ struct ft_session {
     char note[2048];
 };
 
+/* While a session is opened (session_pools.c): all that it holds, sized by the plan. What a failure leaves is the caller's
+ * to close. */
+int ft_session_make_pools(struct ft_session *session, struct ft_error *err);
 /* The graph for a batch, built and cached on first use of its shape. */
 int ft_session_graph(struct ft_session *session, const struct ft_batch *batch, const struct ft_graph **graph,
                      struct ft_error *err);

@@ -262,7 +262,7 @@ TEST(what_was_copied_ahead_is_fetched)
     struct answer a;
     const struct ft_policy *policies[] = {&ft_policy_hybrid, &ft_policy_auto, &ft_policy_offload};
     for (uint32_t p = 0; p < 3; p++)
-        for (uint32_t misses = 2; misses <= SLOTS; misses++) {
+        for (uint32_t misses = 3; misses <= SLOTS; misses++) {
             scene_init(&s, misses, SLOTS);
             s.in.ahead = s.ahead;
             s.ahead[1] = 1;

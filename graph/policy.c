@@ -93,7 +93,8 @@ static bool repair_choice(const struct ft_layer_in *in, struct ft_layer_out *out
         place_on_cpu(out, i, FT_REASON_NO_DEVICE);
         return true;
     }
-    if (out->place[i] >= FT_PLACE_COUNT || (resident && out->place[i] == FT_PLACE_FETCH) ||
+    bool nowhere = out->place[i] == FT_PLACE_FETCH && in->prefill && in->no_staging;
+    if (nowhere || out->place[i] >= FT_PLACE_COUNT || (resident && out->place[i] == FT_PLACE_FETCH) ||
         (!resident && out->place[i] == FT_PLACE_DEVICE)) {
         place_on_cpu(out, i, FT_REASON_NO_SLOT);
         if (resident && in->has_device) {

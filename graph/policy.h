@@ -69,6 +69,7 @@ struct ft_layer_in {
     const uint32_t *last_used; /* step of the last use of the expert in this layer; 0 = never */
     const uint8_t *ahead;      /* 1: a copy of it is on its way, or there: to fetch it costs the link nothing more */
     bool prefill;              /* fetched experts go to the staging buffers, not to slots */
+    bool no_staging;           /* there are none: nothing can be fetched in prefill */
     bool has_device;
     uint32_t expert_bytes;
     enum ft_format format;
@@ -137,7 +138,8 @@ struct ft_policy_params {
     bool deterministic;   /* corrections and guard frozen */
     bool no_prefetch;     /* idle time of the link stays idle */
     bool no_look_ahead;   /* the next layer's router is not asked */
-    bool always_looks;    /* ... is asked in every step, and a copy goes ahead whether that pays or not */
+    bool always_looks;    /* ... is asked in every step, and a copy goes ahead whether that pays or not; not with
+                             deterministic */
     const void *extra;    /* policy's own input, e.g. recorded placements; outlives the state */
 };
 

@@ -108,6 +108,7 @@ static void decide(struct ft_step *step, uint32_t layer, struct ft_layer_out *ou
                              .last_used = a->last_used,
                              .ahead = a->ahead,
                              .prefill = prefill,
+                             .no_staging = !step->plan->staging_experts,
                              .has_device = step->plan->device != FT_DEVICE_NONE,
                              .expert_bytes = layout->bytes,
                              .format = layout->format};

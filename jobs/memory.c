@@ -6,7 +6,8 @@
 static void zero(void *context, void *at, uint64_t bytes)
 {
     (void)context;
-    memset(at, 0, bytes);
+    if (bytes) /* a model may have no KV layer, and so no pages */
+        memset(at, 0, bytes);
 }
 
 static void copy(void *context, void *to, const void *from, uint64_t bytes)

@@ -143,7 +143,7 @@ static int push_step(struct ft_session *session, struct ft_pools *pools, struct 
 static bool may_look_ahead(const struct ft_session *session)
 {
     const struct ft_session_options *o = &session->options;
-    return o->policy->looks_ahead && !o->policy_params.no_look_ahead &&
+    return o->policy->looks_ahead && !o->policy_params.no_look_ahead && !o->policy_params.deterministic &&
            session->plan.device != FT_DEVICE_NONE && session->plan.strategy != FT_STRATEGY_FUSED;
 }
 

@@ -21,7 +21,7 @@ void ft_ahead_init(struct ft_ahead *ahead, const struct ft_policy_params *params
     double link = params->machine ? params->machine->link_bytes_per_s : 0;
     double both = params->machine ? params->machine->link_overlap_bytes_per_s : 0;
     *ahead = (struct ft_ahead){.never = params->no_look_ahead,
-                               .always = params->always_looks && !params->no_look_ahead,
+                               .always = params->always_looks,
                                .frozen = params->deterministic,
                                .measured = link > 0,
                                .ns_per_byte = 1e9 / (both > 0   ? FT_MIN(both, link)
@@ -33,10 +33,10 @@ void ft_ahead_init(struct ft_ahead *ahead, const struct ft_policy_params *params
     ft_trial_init(&ahead->trial, TRIAL_SKIP);
 }
 
-/* With estimates that never change there is no telling how much pays. */
+/* How much pays is measured, and what has been copied decides what is fetched: not where nothing may depend on time. */
 bool ft_ahead_looks(const struct ft_ahead *ahead)
 {
-    return ahead->always || (!ahead->never && !ahead->frozen && ahead->trial.on);
+    return !ahead->never && !ahead->frozen && (ahead->always || ahead->trial.on);
 }
 
 void ft_ahead_decided(struct ft_ahead *ahead, const struct ft_layer_in *in, const struct ft_layer_out *out)

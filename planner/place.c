@@ -139,7 +139,7 @@ static uint32_t find_victims(struct ft_place_state *state, const struct ft_layer
 void ft_place_fetch(struct ft_place_state *state, const struct ft_layer_in *in, struct ft_layer_out *out,
                     uint32_t count, enum ft_reason reason, bool reuse)
 {
-    count = FT_MIN(count, state->misses.count);
+    count = in->prefill && in->no_staging ? 0 : FT_MIN(count, state->misses.count);
     uint32_t found = in->prefill || !count ? 0 : find_victims(state, in, count);
     for (uint32_t j = 0; j < count; j++) {
         uint32_t i = ft_pick_index(&state->misses, j);

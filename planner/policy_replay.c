@@ -125,8 +125,9 @@ static bool is_possible(const struct ft_layer_in *in, uint32_t i, const struct f
         return in->slot[i] != FT_NONE;
     if (in->slot[i] != FT_NONE)
         return false;
-    return in->prefill ||
-           (choice->slot >= in->slots.begin && choice->slot < in->slots.end && !in->slots.busy[choice->slot]);
+    if (in->prefill)
+        return !in->no_staging;
+    return choice->slot >= in->slots.begin && choice->slot < in->slots.end && !in->slots.busy[choice->slot];
 }
 
 static void decide_layer(void *state, const struct ft_layer_in *in, struct ft_layer_out *out)

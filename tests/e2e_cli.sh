@@ -110,6 +110,12 @@ traces() {
     expect 0 'replay  every choice as recorded' "$ft" run "${options[@]:1}" --replay trace "In the beginning"
     expect 0 ' choices were not as recorded' "$ft" run "${options[@]:1}" --replay trace "Genesis 1"
     refuse 1 'not a trace file' "$ft" run "${options[@]}" --replay first hi
+    # A plan without staging buffers cannot repeat what a prefill fetched: the CPU computes it instead.
+    expect 0 ' choices were not as recorded' "$ft" run --model "$tiny" --device host --strategy cpu --replay trace "In the beginning"
+    same 'replay on the CPU' "$(cat first)" "$(cat out)"
+    refuse 2 '--look-ahead on does not go with --replay' "$ft" run "${options[@]}" --replay trace --look-ahead on hi
+    refuse 2 '--look-ahead on does not go with --deterministic' "$ft" run --model "$tiny" --device host --strategy hybrid --deterministic --look-ahead on hi
+    refuse 2 '--look-ahead on does not go with --device none' "$ft" run --model "$tiny" --device none --look-ahead on hi
     refuse 1 'No such file' "$ft" run "${options[@]}" --trace "$work/no/such" hi
     refuse 1 'File too large' bash -c 'ulimit -f 1 && exec "$@"' bash "$ft" run "${options[@]}" --trace small hi
     if [ -w /dev/full ]; then

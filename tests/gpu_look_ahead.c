@@ -75,7 +75,7 @@ static struct ft_session_stats run(enum ft_handshake handshake, const struct ft_
 {
     struct ft_error err;
     struct ft_session_stats stats = {0};
-    CHECK_OK(reopen(&engine, &(struct change){.handshake = handshake, .policy = policy}, &err), &err);
+    CHECK_OK(reopen(&engine, &(struct change){.handshake = handshake, .policy = policy, .timed = true}, &err), &err);
     for (uint32_t p = 0; p < PROMPTS && engine.session; p++) {
         memset(&said, 0, sizeof said);
         uint32_t handle = submit(engine.session, p, NEW);
@@ -127,7 +127,7 @@ TEST(the_gpu_foresees_what_the_host_foresees)
     gpu = run(FT_HANDSHAKE_AUTO, &foreseeing);
     unload();
     CHECK_OK(engine_open(&other, "qwen4_exp-bf16", FT_STRATEGY_HYBRID, FT_DEVICE_HOST, SLOTS, &err), &err);
-    CHECK_OK(reopen(&other, &(struct change){.policy = &foreseeing}, &err), &err);
+    CHECK_OK(reopen(&other, &(struct change){.policy = &foreseeing, .timed = true}, &err), &err);
     for (uint32_t p = 0; p < PROMPTS && other.session; p++)
         check_texts(other.session, p, 1);
     if (other.session) {
@@ -156,7 +156,7 @@ TEST(a_copy_ahead_may_fail_or_stall)
     REQUIRE(load());
     unload();
     for (uint32_t nth = 1; nth <= 60; nth += 6) {
-        CHECK_OK(reopen(&engine, &(struct change){.policy = &foreseeing}, &err), &err);
+        CHECK_OK(reopen(&engine, &(struct change){.policy = &foreseeing, .timed = true}, &err), &err);
         REQUIRE(engine.session != NULL);
         memset(&said, 0, sizeof said);
         uint32_t handle = submit(engine.session, 2, NEW);
@@ -166,7 +166,7 @@ TEST(a_copy_ahead_may_fail_or_stall)
         unload(); /* checks that nothing is left */
     }
     for (uint32_t nth = 10; nth <= 14; nth += 2) {
-        CHECK_OK(reopen(&engine, &(struct change){.policy = &foreseeing}, &err), &err);
+        CHECK_OK(reopen(&engine, &(struct change){.policy = &foreseeing, .timed = true}, &err), &err);
         REQUIRE(engine.session != NULL);
         fake_cuda_stall("copy", nth, 300000000u);
         check_texts(engine.session, 2, 2);

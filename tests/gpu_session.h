@@ -110,6 +110,7 @@ struct change {
     uint32_t gpu;
     const struct ft_policy *policy;
     uint64_t step_timeout_ns, watchdog_ns;
+    bool timed; /* may depend on measured time; else deterministic */
 };
 
 /* Closes the engine's session, which must be possible, and opens it again. */
@@ -124,7 +125,7 @@ static inline int reopen(struct ft_engine *engine, const struct change *change, 
                                                            .machine = &engine->machine,
                                                            .fetch_share = engine->plan.fetch_share,
                                                            .slot_count = engine->plan.slot_count,
-                                                           .deterministic = true},
+                                                           .deterministic = !change->timed},
                                          .topology = &engine->topology,
                                          .gpu = change->gpu,
                                          .handshake = change->handshake,

@@ -121,6 +121,20 @@ TEST(impossible_places_are_repaired)
     CHECK_EQ(ft_policy_check_answer(&s.in, &s.out), 0);
 }
 
+TEST(without_staging_buffers_a_prefill_fetches_nothing)
+{
+    struct scene s;
+    scene_init(&s, 3, 3);
+    s.in.prefill = true;
+    s.place[1] = FT_PLACE_FETCH;
+    CHECK_EQ(ft_policy_check_answer(&s.in, &s.out), 0);
+    s.in.no_staging = true;
+    CHECK_EQ(ft_policy_check_answer(&s.in, &s.out), 1);
+    CHECK_EQ(s.place[1], FT_PLACE_CPU);
+    CHECK_EQ(s.reason[1], FT_REASON_NO_SLOT);
+    CHECK_EQ(ft_policy_check_answer(&s.in, &s.out), 0);
+}
+
 TEST(bad_victims_get_a_slot_or_become_cpu)
 {
     struct scene s;
@@ -189,6 +203,7 @@ TEST(absurd_reasons_predictions_and_prefetches_are_repaired)
 
 TEST_MAIN(RUN(names_are_known_and_bounded) RUN(safe_policy_uses_what_is_resident_and_needs_no_state)
               RUN(right_answers_are_left_alone) RUN(impossible_places_are_repaired)
-                  RUN(bad_victims_get_a_slot_or_become_cpu)
-                      RUN(prefill_fetches_have_no_victim_and_no_device_means_cpu)
-                          RUN(absurd_reasons_predictions_and_prefetches_are_repaired))
+                  RUN(without_staging_buffers_a_prefill_fetches_nothing)
+                      RUN(bad_victims_get_a_slot_or_become_cpu)
+                          RUN(prefill_fetches_have_no_victim_and_no_device_means_cpu)
+                              RUN(absurd_reasons_predictions_and_prefetches_are_repaired))

@@ -167,9 +167,10 @@ TEST(wishes_are_obeyed)
     begin(false, false, true); /* deterministic: nothing is learned */
     CHECK(!ft_ahead_looks(&ahead));
     begin(false, true, true);
-    CHECK(ft_ahead_looks(&ahead));
-    CHECK_EQ(choose(0, 8, chosen), 1);
+    CHECK(!ft_ahead_looks(&ahead));
+    CHECK_EQ(choose(0, 8, chosen), 0);
     begin(false, true, false);
+    CHECK_EQ(choose(0, 8, chosen), 1);
     for (uint32_t i = 0; i < 300; i++)
         step(0, 0, 90000);
     CHECK(ft_ahead_looks(&ahead));

@@ -376,6 +376,7 @@ static void random_scene(struct scene *s)
     s->in.active_count = active;
     s->in.prefill = random_below(4) == 0;
     s->in.has_device = random_below(8) != 0;
+    s->in.no_staging = random_below(3) == 0;
     for (uint32_t i = 0; i < active; i++) {
         s->rows[i] = 1 + random_below(5);
         s->last[i] = random_below(50);

@@ -197,9 +197,10 @@ void ft_decode_report_print_row(const struct ft_decode_report *report, const str
     fprintf(out, "    between steps %.1f us\n", gap_us(row));
     if (row->prefill.prompt_tokens)
         print_prefill(report, row, out);
-    fprintf(out, "    hits %.1f%% of %.1f distinct experts a step; %.1f fetched (%.1f MB), %.1f on the CPU\n",
+    fprintf(out, "    hits %.1f%% of %.1f distinct experts a step; %.1f fetched (%.1f MB; %.1f of them had come ahead), %.1f on the CPU\n",
             100 * share((double)(active - misses), (double)active), (double)active / steps,
-            (double)s->fetches / steps, (double)s->fetch_bytes / steps / 1e6, (double)s->cpu_experts / steps);
+            (double)s->fetches / steps, (double)s->fetch_bytes / steps / 1e6,
+            (double)s->copied_ahead_used / steps, (double)s->cpu_experts / steps);
     if (s->prefetches)
         fprintf(out, "    copied ahead %.1f a step (%.1f MB): %.1f used, %.1f evicted unused (%.1f MB)\n",
                 (double)s->prefetches / steps, (double)s->prefetches / steps * report->expert_bytes / 1e6,

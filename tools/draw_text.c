@@ -14,6 +14,7 @@ struct table {
     struct cell cells[FT_DRAW_LAYERS][FT_OP_COUNT][FT_LANE_COUNT];
     uint64_t wait_ns[FT_DRAW_LAYERS][FT_WAIT_COUNT];
     uint32_t chosen[FT_DRAW_LAYERS][FT_PLACE_COUNT];
+    uint32_t ahead[FT_DRAW_LAYERS], all_ahead; /* experts copied ahead for the layer */
     struct cell classes[FT_CLASS_COUNT];
     uint64_t waits[FT_WAIT_COUNT];
     uint32_t places[FT_PLACE_COUNT];
@@ -51,6 +52,10 @@ static void count_step(struct table *table, const struct ft_draw *draw)
             struct cell *cell = &table->cells[layer][record->op][record->lane];
             add(cell, record->bytes, 0, ns);
             cell->rows = FT_MAX(cell->rows, record->rows);
+            bool ahead = record->op == FT_OP_FETCH &&
+                         (record->detail == FT_REASON_FORESEEN || record->detail == FT_REASON_PREFETCH);
+            table->ahead[layer] += ahead;
+            table->all_ahead += ahead;
             add(&table->classes[ft_op_class((enum ft_op)record->op)], record->bytes, 0, ns);
         } else if (record->kind == FT_RECORD_WAIT) {
             table->wait_ns[layer][record->detail] += ns;
@@ -98,6 +103,8 @@ static void put_layer(FILE *out, const struct table *table, uint32_t layer, bool
     if (chosen[FT_PLACE_DEVICE] + chosen[FT_PLACE_FETCH] + chosen[FT_PLACE_CPU])
         fprintf(out, "  experts: %u resident, %u fetched, %u on the CPU", chosen[FT_PLACE_DEVICE],
                 chosen[FT_PLACE_FETCH], chosen[FT_PLACE_CPU]);
+    if (table->ahead[layer])
+        fprintf(out, "; %u copied ahead", table->ahead[layer]);
     put_waits(out, table->wait_ns[layer]);
     fputc('\n', out);
     for (uint32_t op = 0; op < FT_OP_COUNT; op++)
@@ -126,8 +133,9 @@ static void put_totals(FILE *out, const struct table *table, bool recorded)
     }
     if (!recorded)
         return;
-    fprintf(out, "  experts: %u resident, %u fetched, %u on the CPU\n", table->places[FT_PLACE_DEVICE],
-            table->places[FT_PLACE_FETCH], table->places[FT_PLACE_CPU]);
+    fprintf(out, "  experts: %u resident, %u fetched, %u on the CPU; %u copied ahead\n",
+            table->places[FT_PLACE_DEVICE], table->places[FT_PLACE_FETCH], table->places[FT_PLACE_CPU],
+            table->all_ahead);
     put_waits(out, table->waits);
     fputc('\n', out);
 }

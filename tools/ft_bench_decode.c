@@ -17,6 +17,7 @@
 #include "tools/machine_probe.h"
 #include "tools/routing_file.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -81,7 +82,7 @@ static const struct ft_option table[] = {
      FIELD(ple_bytes), 0, 0},
     {"io", "auto|uring|pread", "how the table is read", NULL, FT_OPTION_CHOICE, FIELD(io), 0, 0},
     {"link-gbs", "X", "host device: bandwidth of the link, GB/s", "as fast as memory", FT_OPTION_F64,
-     FIELD(link_gbs), 0, 1e6},
+     FIELD(link_gbs), 0.001, 1e6},
     {"device-gbs", "X", "read bandwidth of the device for the bounds, GB/s", "as measured", FT_OPTION_F64,
      FIELD(device_gbs), 0, 1e6},
     {"ceiling-seconds", "X", "time for each round of the ceilings", NULL, FT_OPTION_F64,
@@ -282,12 +283,14 @@ static int prepare(struct ft_decode_bench *bench, struct ft_error *err)
 }
 
 /* As soon as it is known: a strategy that fails later takes nothing with it. */
-static void print_row(const struct ft_decode_report *r, uint32_t row)
+static int print_row(const struct ft_decode_report *r, uint32_t row, struct ft_error *err)
 {
     if (row == 0)
         ft_decode_report_print_head(r, stdout);
     ft_decode_report_print_row(r, &r->rows[row], stdout);
-    fflush(stdout);
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return FT_OK;
+    return ft_error_set(err, FT_SYSTEM, "standard output: %s", strerror(errno));
 }
 
 static int check_use(const struct ft_decode_options *o, struct ft_error *err)
@@ -334,7 +337,7 @@ static int run(struct ft_decode_bench *bench, struct ft_error *err)
     for (; status == FT_OK && r->row_count < count; r->row_count += status == FT_OK) {
         status = ft_decode_run_row(bench, strategies[r->row_count], &r->rows[r->row_count], err);
         if (status == FT_OK && !o->json)
-            print_row(r, r->row_count);
+            status = print_row(r, r->row_count, err);
     }
     return status;
 }

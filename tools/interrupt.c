@@ -22,8 +22,11 @@ static void on_signal(int number)
         raise(number);
         return;
     }
+    static const char text[] = "\nft: interrupted: the work at hand ends first; a second time stops at once\n";
     uint64_t one = 1;
     int saved = errno;
+    if (write(STDERR_FILENO, text, sizeof text - 1) < 0)
+        errno = saved; /* nobody reads it */
     if (event_fd >= 0 && write(event_fd, &one, sizeof one) < 0)
         errno = saved; /* it is readable already */
     struct ft_session *session = atomic_load(&watched);

@@ -74,7 +74,7 @@ const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
      0},
     {"trace", "FILE", "write a trace (ft-graph reads it)", NULL, FT_OPTION_STRING, FIELD(trace), 0, 0},
     {"link-gbs", "X", "host device: bandwidth of the link, GB/s", "as fast as memory", FT_OPTION_F64,
-     FIELD(link_gbs), 0, 1e6},
+     FIELD(link_gbs), 0.001, 1e6},
     {"link-delay-us", "X", "host device: random delay per fetch, at most", "0", FT_OPTION_F64,
      FIELD(link_delay_us), 0, 1e6},
     {"isa", "NAME",
@@ -236,6 +236,14 @@ static int check_contradictions(const struct ft_open_options *options, const str
             "--handshake is how a GPU step and its driver meet, and this plan has no GPU (--device "
             "%s): leave it out",
             ft_device_name(plan->device));
+    const char *never = options->plan.deterministic           ? "--deterministic: it depends on measured time"
+                        : options->replay                     ? "--replay: what was recorded is repeated"
+                        : plan->device == FT_DEVICE_NONE      ? "--device none: nothing is copied there"
+                        : plan->strategy == FT_STRATEGY_FUSED ? "--strategy fused: nothing is missing"
+                                                              : NULL;
+    if (options->look_ahead == FT_PREFETCH_ON && never)
+        return ft_error_set(err, FT_USAGE, "--look-ahead on does not go with %s; leave one of them out",
+                            never);
     if (options->plan.fetch_share >= 0 && plan->strategy != FT_STRATEGY_HYBRID)
         return ft_error_set(err, FT_USAGE,
                             "--hybrid-share is the share of the misses that strategy hybrid fetches, and the "

@@ -120,10 +120,11 @@ static void print_experts(const struct ft_session_stats *stats, FILE *out)
     uint64_t uses = stats->hits + stats->fetches + stats->cpu_experts;
     if (!uses)
         return;
-    fprintf(out, "experts %llu used: %llu resident (%.1f%%), %llu fetched (%s), %llu on the CPU\n",
+    fprintf(out, "experts %llu used: %llu resident (%.1f%%), %llu fetched (%s%s), %llu on the CPU\n",
             (unsigned long long)uses, (unsigned long long)stats->hits,
             100.0 * (double)stats->hits / (double)uses, (unsigned long long)stats->fetches,
             ft_options_format_bytes(stats->fetch_bytes, text, sizeof text),
+            stats->copied_ahead_used ? ", without those that had come ahead" : "",
             (unsigned long long)stats->cpu_experts);
 }
 

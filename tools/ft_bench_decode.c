@@ -73,8 +73,8 @@ static const struct ft_option table[] = {
     {"routing", "FILE", "recorded routing (trace.<i> of a safetensors file)",
      "generated, see planner/routing.h", FT_OPTION_STRING, FIELD(routing), 0, 0},
     {"foresight", "X",
-     "probability with which an expert of the next layer is foreseen; 0.7 is what the demo model's routers "
-     "reach",
+     "share of a next layer's experts that are foreseen, besides chance, and more of the likeliest; 0.7 is what "
+     "the demo model's routers reach",
      "0.7", FT_OPTION_F64, FIELD(foresight), 0, 1},
     {"ple-file", "F", "PLE table to read rows from", "the model runs without PLE", FT_OPTION_STRING,
      FIELD(ple_file), 0, 0},

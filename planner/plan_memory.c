@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#define KV_TOKENS_USEFUL 2048u /* fewer only when one sequence does not fit otherwise */
 #define STAGING_BYTES_MAX (UINT64_C(64) << 20)
 #define STAGING_SHARE_OF_GPU 32u
 #define WORKSPACE_BYTES_MAX (UINT64_C(48) << 20)
@@ -341,10 +342,17 @@ void ft_plan_draft_settle(struct ft_plan_draft *draft)
     uint32_t gpus = FT_MAX(draft->plan->gpu_count, 1u);
     halve_until_fit(draft, FT_KNOB_SLOTS,
                     FT_MAX(draft->floor[FT_KNOB_SLOTS], (uint64_t)draft->model->topk * gpus));
-    static const enum ft_plan_knob order[] = {FT_KNOB_SNAPSHOTS, FT_KNOB_KV, FT_KNOB_SEQUENCES,
-                                              FT_KNOB_SLOTS};
+    /* One sequence with some room for its text is of more use than several without. */
+    static const struct {
+        enum ft_plan_knob knob;
+        uint64_t least;
+    } order[] = {{FT_KNOB_SNAPSHOTS, 0},
+                 {FT_KNOB_KV, KV_TOKENS_USEFUL},
+                 {FT_KNOB_SEQUENCES, 0},
+                 {FT_KNOB_KV, 0},
+                 {FT_KNOB_SLOTS, 0}};
     for (size_t i = 0; i < sizeof order / sizeof order[0]; i++)
-        halve_until_fit(draft, order[i], draft->floor[order[i]]);
+        halve_until_fit(draft, order[i].knob, FT_MAX(draft->floor[order[i].knob], order[i].least));
     if (fill && draft->plan->fits && draft->plan->limit_bytes[FT_TIER_DEVICE])
         lower_knob(draft, FT_KNOB_SLOTS, FT_MIN(draft->expert_count, (uint64_t)FT_SLOTS_DEFAULT_MAX),
                    FT_TIER_COUNT);

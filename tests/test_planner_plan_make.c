@@ -345,6 +345,21 @@ TEST(defaults_shrink_before_a_plan_fails)
     CHECK_EQ(plan.sequences_max, 8);
 }
 
+TEST(sequences_go_before_the_room_that_one_of_them_needs)
+{
+    uint32_t lowered = 0;
+    for (double gib = 7.5; gib < 11; gib += 0.05) {
+        use_flash_next();
+        use_machine(16, 128, gib);
+        CHECK_OK(make(), &err);
+        if (!plan.fits)
+            continue;
+        lowered += plan.sequences_max < 8;
+        CHECK(ft_plan_kv_tokens(&plan) >= 2048 || plan.sequences_max == 1);
+    }
+    CHECK(lowered > 3);
+}
+
 TEST(advice_names_the_option_and_a_value_that_works)
 {
     use_flash_next();
@@ -883,10 +898,11 @@ TEST_MAIN(
                     RUN(host_device_with_cpu_strategy_keeps_experts_on_the_cores)
                         RUN(contradicting_wishes_are_refused_by_name) RUN(workers_follow_the_usable_cores)
                             RUN(cards_get_as_many_slots_as_they_hold) RUN(defaults_shrink_before_a_plan_fails)
-                                RUN(advice_names_the_option_and_a_value_that_works)
-                                    RUN(too_many_slots_are_answered_with_the_number_that_fits)
-                                        RUN(what_cannot_fit_says_the_least_possible)
-                                            RUN(several_options_together_are_named)
+                                RUN(sequences_go_before_the_room_that_one_of_them_needs)
+                                    RUN(advice_names_the_option_and_a_value_that_works)
+                                        RUN(too_many_slots_are_answered_with_the_number_that_fits)
+                                            RUN(what_cannot_fit_says_the_least_possible) RUN(
+                                                several_options_together_are_named)
                                                 RUN(sizes_of_a_refusal_have_the_unit_that_shows_them) RUN(
                                                     a_refusal_says_what_each_gpu_lacks)
                                                     RUN(the_order_of_gpus_that_would_fit_is_named) RUN(

@@ -275,6 +275,8 @@ bad_input() {
     refuse 2 'no device' "$ft" plan --model "$tiny" --vram 12G
     refuse 2 '--handshake is how a GPU step' "$ft" run --quiet --model "$tiny" --device host --handshake kernel hi
     refuse 2 '--handshake is how a GPU step' "$ft" plan --model "$tiny" --device none --handshake memop
+    refuse 2 "--format is that of a shape's experts" "$ft" plan --model "$tiny" --format bf16
+    refuse 2 '--moe-cache-rate 0: experts are fetched' "$ft" plan --model "$tiny" --device host --strategy offload --moe-cache-rate 0
     expect 0 'fits' "$ft" plan --model "$tiny" --device none --handshake auto
     expect 0 'fits' "$ft" plan --model "$tiny" --device cuda --vram 12G --handshake kernel
     refuse 2 '--hybrid-share is the share of the misses' "$ft" run --quiet --model "$tiny" --strategy offload --hybrid-share 0.5 hi

@@ -190,8 +190,14 @@ int ft_command_plan(int argc, char **argv)
     if (!ft_command_parse(&set, argc, argv, &rest, &exit_code))
         return exit_code;
     options.open.assume_gpu = true;
-    int status = options.shape ? plan_shape(&engine, &options, &model, &err)
-                               : ft_engine_plan(&engine, &options.open, &err);
+    int status =
+        options.shape ? plan_shape(&engine, &options, &model, &err)
+        : options.format
+            ? ft_error_set(
+                  &err, FT_USAGE,
+                  "--format is that of a shape's experts, a checkpoint has its own: give --shape, or "
+                  "leave it out")
+            : ft_engine_plan(&engine, &options.open, &err);
     if (status != FT_OK)
         return ft_command_fail(&err);
     bool fits = engine.plan.fits;

@@ -236,6 +236,11 @@ static int check_contradictions(const struct ft_open_options *options, const str
             "--handshake is how a GPU step and its driver meet, and this plan has no GPU (--device "
             "%s): leave it out",
             ft_device_name(plan->device));
+    if (options->plan.slot_rate == 0 && plan->strategy != FT_STRATEGY_CPU && plan->device != FT_DEVICE_NONE)
+        return ft_error_set(
+            err, FT_USAGE,
+            "--moe-cache-rate 0: experts are fetched into slots, so at least one is needed; give a "
+            "larger rate, or --strategy cpu");
     const char *never = options->plan.deterministic           ? "--deterministic: it depends on measured time"
                         : options->replay                     ? "--replay: what was recorded is repeated"
                         : plan->device == FT_DEVICE_NONE      ? "--device none: nothing is copied there"

@@ -13,6 +13,7 @@
 static _Atomic(struct ft_session *) watched;
 static atomic_int signal_seen;
 static int event_fd = -1;
+static bool tells; /* somebody sits in front of it */
 
 static void on_signal(int number)
 {
@@ -25,7 +26,7 @@ static void on_signal(int number)
     static const char text[] = "\nft: interrupted: the work at hand ends first; a second time stops at once\n";
     uint64_t one = 1;
     int saved = errno;
-    if (write(STDERR_FILENO, text, sizeof text - 1) < 0)
+    if (tells && write(STDERR_FILENO, text, sizeof text - 1) < 0)
         errno = saved; /* nobody reads it */
     if (event_fd >= 0 && write(event_fd, &one, sizeof one) < 0)
         errno = saved; /* it is readable already */
@@ -38,6 +39,7 @@ void ft_interrupt_begin(void)
 {
     struct sigaction action;
     memset(&action, 0, sizeof action);
+    tells = isatty(STDERR_FILENO) == 1;
     event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     action.sa_handler = on_signal; /* no SA_RESTART: a read of the terminal returns */
     sigaction(SIGINT, &action, NULL);

@@ -229,6 +229,30 @@ static void check_maps(const struct ft_session *session)
     free(map);
 }
 
+/* Texts and maps after every step of a policy that copies ahead. */
+static struct ft_session_stats run_ahead(struct ft_engine *engine, enum ft_handshake handshake,
+                                         const struct ft_policy *policy)
+{
+    struct ft_error err;
+    struct ft_session_stats stats = {0};
+    struct change change = {.handshake = handshake, .policy = policy, .timed = true};
+    CHECK_OK(reopen(engine, &change, &err), &err);
+    for (uint32_t p = 0; p < PROMPTS && engine->session; p++) {
+        memset(&said, 0, sizeof said);
+        uint32_t handle = submit(engine->session, p, NEW);
+        while (!ft_session_is_idle(engine->session) && !said.failed) {
+            CHECK_OK(step_once(engine->session, &err), &err);
+            check_maps(engine->session);
+        }
+        CHECK(is_text(handle, p, NEW));
+        ft_session_release(engine->session, handle);
+    }
+    if (engine->session)
+        ft_session_stats(engine->session, &stats);
+    CHECK_EQ(stats.policy_repairs, 0);
+    return stats;
+}
+
 TEST(copies_ahead_stay_on_their_gpu)
 {
     struct ft_error err;
@@ -239,27 +263,33 @@ TEST(copies_ahead_stay_on_their_gpu)
     close_engine(&engine);
     CHECK_OK(open_slots(&engine, "qwen3_moe-bf16", FT_STRATEGY_HYBRID, 24, 2, &err), &err);
     for (int h = FT_HANDSHAKE_MEMOP; h < FT_HANDSHAKE_COUNT; h++) {
-        struct ft_session_stats stats = {0};
-        CHECK_OK(
-            reopen(&engine, &(struct change){.handshake = (enum ft_handshake)h, .policy = &keeping}, &err),
-            &err);
-        REQUIRE(engine.session != NULL);
-        for (uint32_t p = 0; p < PROMPTS; p++) {
-            memset(&said, 0, sizeof said);
-            uint32_t handle = submit(engine.session, p, NEW);
-            while (!ft_session_is_idle(engine.session) && !said.failed) {
-                CHECK_OK(step_once(engine.session, &err), &err);
-                check_maps(engine.session);
-            }
-            CHECK(is_text(handle, p, NEW));
-            ft_session_release(engine.session, handle);
-        }
-        ft_session_stats(engine.session, &stats);
-        printf("handshake %d: %llu ahead, %llu used, %llu wasted, %llu repairs\n", h,
-               (unsigned long long)stats.prefetches, (unsigned long long)stats.prefetches_used,
-               (unsigned long long)stats.prefetches_wasted, (unsigned long long)stats.policy_repairs);
-        CHECK_EQ(stats.policy_repairs, 0);
+        struct ft_session_stats stats = run_ahead(&engine, (enum ft_handshake)h, &keeping);
+        printf("handshake %d: %llu ahead, %llu used, %llu wasted\n", h, (unsigned long long)stats.prefetches,
+               (unsigned long long)stats.prefetches_used, (unsigned long long)stats.prefetches_wasted);
         CHECK(h == FT_HANDSHAKE_LAUNCH ? stats.prefetches == 0 : stats.prefetches_used > 5);
+    }
+    close_engine(&engine);
+}
+
+TEST(what_is_foreseen_lands_on_the_gpu_of_its_layer)
+{
+    struct ft_error err;
+    struct ft_engine engine;
+    CHECK_OK(open_on(&engine, "qwen4_exp-bf16", FT_STRATEGY_HYBRID, 1, &err), &err);
+    REQUIRE(engine.session != NULL);
+    learn(engine.session);
+    close_engine(&engine);
+    CHECK_OK(open_slots(&engine, "qwen4_exp-bf16", FT_STRATEGY_HYBRID, 40, 2, &err), &err);
+    for (int h = FT_HANDSHAKE_MEMOP; h < FT_HANDSHAKE_COUNT; h++) {
+        struct ft_session_stats stats = run_ahead(&engine, (enum ft_handshake)h, &foreseeing);
+        printf("handshake %d: %llu foreseen, %llu copied, %llu used\n", h, (unsigned long long)stats.foreseen,
+               (unsigned long long)stats.copied_ahead, (unsigned long long)stats.copied_ahead_used);
+        if (h == FT_HANDSHAKE_LAUNCH) {
+            CHECK_EQ(stats.foreseen, 0);
+            continue;
+        }
+        CHECK(engine.session->step.landings[0].count && engine.session->step.landings[1].count);
+        CHECK(stats.copied_ahead_used > 10 && stats.copied_ahead_used <= stats.copied_ahead);
     }
     close_engine(&engine);
 }
@@ -646,5 +676,6 @@ static bool are_enough(void)
 TEST_MAIN(CHECK(are_enough()); RUN(prompts_in_pieces_and_batches_say_what_they_say_on_one_gpu)
               RUN(states_and_pages_in_parts_are_copied_and_cleared_as_one)
                   RUN(a_snapshot_holds_all_parts_of_a_state_and_brings_them_back)
-                      RUN(copies_ahead_stay_on_their_gpu) RUN(a_trace_has_a_row_for_each_gpu_with_its_layers)
-                          RUN(bench_decode_runs_on_two_gpus) RUN_FAKE(void) rmdir(folder);)
+                      RUN(copies_ahead_stay_on_their_gpu) RUN(what_is_foreseen_lands_on_the_gpu_of_its_layer)
+                          RUN(a_trace_has_a_row_for_each_gpu_with_its_layers)
+                              RUN(bench_decode_runs_on_two_gpus) RUN_FAKE(void) rmdir(folder);)

@@ -183,7 +183,7 @@ plans() {
     expect 1 'does not fit' "$ft" plan --shape qwen3.8-flash-next --ram 128G --device cuda --vram 6G --strategy offload
     expect 0 ' GiB of 24.00 GiB' "$ft" plan --shape qwen3.8-flash-next --ram 128G --device cuda --vram 12G,24G
     expect 0 '25-47' "$ft" plan --shape qwen3.8-flash-next --ram 128G --gpus 5,3 --vram 12G
-    expect 1 'needs 1.5' "$ft" plan --shape qwen3.8-flash-next --ram 128G --gpus 5,3 --vram 24G,1400M
+    expect 1 'GiB of GPU 3 (layers 47 to 47) and 1.37 GiB are usable' "$ft" plan --shape qwen3.8-flash-next --ram 128G --gpus 5,3 --vram 24G,1400M
     same "the other order would fit" 1 "$(grep -c 'of GPU 3 (layers 47 to 47) .* GPU 5 last, where the head is: --gpus 3,5 with --vram in that order' out)"
     expect 0 'fits' "$ft" plan --shape qwen3.8-flash-next --ram 128G --gpus 3,5 --vram 1400M,24G
     refuse 2 'names GPU 5 twice' "$ft" plan --shape qwen3.8-flash-next --gpus 5,1,5 --vram 12G

@@ -67,7 +67,8 @@ struct ft_layer_in {
     const uint32_t *rows;      /* rows routed to the expert, >= 1 */
     const uint32_t *slot;      /* slot that holds it, or FT_NONE */
     const uint32_t *last_used; /* step of the last use of the expert in this layer; 0 = never */
-    const uint8_t *ahead;      /* 1: a copy of it is on its way, or there: to fetch it costs the link nothing more */
+    const uint8_t *ahead;      /* 1: a copy of it is on its way, or there: to fetch it costs the link nothing more; NULL:
+                                  none is */
     bool prefill;              /* fetched experts go to the staging buffers, not to slots */
     bool no_staging;           /* there are none: nothing can be fetched in prefill */
     bool has_device;
@@ -77,6 +78,12 @@ struct ft_layer_in {
     double cpu_busy_ns, link_busy_ns, device_busy_ns;
     struct ft_slot_view slots;
 };
+
+/* Whether a copy of active expert i was made ahead for this layer. */
+static inline bool ft_layer_is_ahead(const struct ft_layer_in *in, uint32_t i)
+{
+    return in->ahead && in->ahead[i];
+}
 
 /* The answer. Arrays are the caller's, [active_count]; prefetch arrays [prefetch_max]. A prefetch is a copy into a slot
  * that may be taken (not busy, no victim of this answer), made when the link has nothing else to do; from then on the
@@ -155,7 +162,8 @@ struct ft_policy {
     /* May be NULL. Called between two decisions while the lanes are at work on the first: time for what the next one
      * would have to do while they wait. slots: as the next layer will see them. */
     void (*prepare)(void *state, const struct ft_slot_view *slots, uint32_t step);
-    /* May both be NULL. looks_ahead: between steps; whether look_ahead shall be called in the next decode step.
+    /* May both be NULL. looks_ahead: between steps; whether the next decode step asks the next layers' routers, for
+     * look_ahead, if there is one, and for the workers, who warm their caches with what is left.
      * look_ahead: when the jobs of the layer that has just chosen are under way; writes the indices of the experts to be
      * copied ahead, distinct and without a slot, to `chosen` [room], in the order of the copies, and returns how many.
      * They land in buffers of their own: nothing is evicted, and what the layer does not ask for is thrown away. */

@@ -36,6 +36,13 @@ struct ft_trace_record {
     uint8_t reserved[12];
 };
 
+/* Whether it is a copy of an expert that no layer had asked for yet. */
+static inline bool ft_trace_is_ahead(const struct ft_trace_record *record)
+{
+    return record->kind == FT_RECORD_JOB && record->op == FT_OP_FETCH &&
+           (record->detail == FT_REASON_PREFETCH || record->detail == FT_REASON_FORESEEN);
+}
+
 struct ft_trace_ring {
     struct ft_trace_record *records; /* [capacity] */
     uint32_t capacity, count, dropped;

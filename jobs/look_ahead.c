@@ -220,23 +220,10 @@ void ft_look_ahead_end(struct ft_step *step, uint32_t layer)
         }
 }
 
-/* The copy as the link's job. */
 static void record(struct ft_step *step, uint32_t thread, const struct ft_landing_order *order)
 {
-    struct ft_trace_record *r =
-        order->end_ns ? ft_step_record(step, thread, FT_RECORD_JOB, FT_MAX(order->start_ns, step->begin_ns),
-                                       FT_MAX(order->end_ns, step->begin_ns))
-                      : NULL;
-    if (!r)
-        return;
-    r->thread = (uint16_t)ft_step_thread(step, FT_STEP_LINK);
-    r->op = FT_OP_FETCH;
-    r->lane = FT_LANE_LINK;
-    r->layer = (uint16_t)order->layer;
-    r->expert = order->expert;
-    r->slot = FT_NONE;
-    r->bytes = step->weights->layers[order->layer].expert_layout.bytes;
-    r->detail = FT_REASON_FORESEEN;
+    ft_step_record_ahead(step, thread, order->start_ns, order->end_ns, order->layer, order->expert, FT_NONE,
+                         FT_REASON_FORESEEN);
 }
 
 void ft_look_ahead_settle(struct ft_step *step, uint32_t thread)
@@ -258,10 +245,11 @@ void ft_look_ahead_drop(struct ft_step *step)
             l->landing[j].layer = FT_NONE;
             atomic_store_explicit(&l->landing[j].ticket, 0, memory_order_relaxed);
         }
-        if (step->cuda) /* the driver waits for the next step */
-            l->settled = atomic_load_explicit(&l->published, memory_order_relaxed);
-        if (step->cuda)
-            atomic_store_explicit(&l->passed, l->settled, memory_order_relaxed);
+        if (!step->cuda)
+            continue;
+        l->settled = atomic_load_explicit(&l->published,
+                                          memory_order_relaxed); /* the driver waits for the next step */
+        atomic_store_explicit(&l->passed, l->settled, memory_order_relaxed);
     }
     step->foresight.layer = FT_NONE;
 }

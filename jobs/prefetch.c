@@ -20,23 +20,10 @@ static bool is_filling(const struct ft_slots *slots, const struct ft_prefetch *e
     return atomic_load_explicit(&slots->filling[e->slot], memory_order_acquire) == e->ticket;
 }
 
-/* The copy as the link's job. What was copied between two steps is shown at the begin of the second. */
 static void record(struct ft_step *step, uint32_t thread, const struct ft_prefetch *e)
 {
-    if (!e->end_ns)
-        return;
-    struct ft_trace_record *r = ft_step_record(
-        step, thread, FT_RECORD_JOB, FT_MAX(e->start_ns, step->begin_ns), FT_MAX(e->end_ns, step->begin_ns));
-    if (!r)
-        return;
-    r->thread = (uint16_t)ft_step_thread(step, FT_STEP_LINK);
-    r->op = FT_OP_FETCH;
-    r->lane = FT_LANE_LINK;
-    r->layer = (uint16_t)e->layer;
-    r->expert = e->expert;
-    r->slot = e->slot;
-    r->bytes = step->weights->layers[e->layer].expert_layout.bytes;
-    r->detail = FT_REASON_PREFETCH;
+    ft_step_record_ahead(step, thread, e->start_ns, e->end_ns, e->layer, e->expert, e->slot,
+                         FT_REASON_PREFETCH);
 }
 
 void ft_prefetch_settle(struct ft_step *step, uint32_t thread)

@@ -143,9 +143,7 @@ static void observe(struct ft_session *session, const struct ft_trace_record *re
     bool link_wait = record->kind == FT_RECORD_WAIT && record->lane == FT_LANE_DEVICE &&
                      record->detail == FT_WAIT_LINK && record->layer != UINT16_MAX;
     /* Copies made ahead say nothing about the layer that they are for. */
-    bool ahead = record->op == FT_OP_FETCH &&
-                 (record->detail == FT_REASON_PREFETCH || record->detail == FT_REASON_FORESEEN);
-    if ((record->kind != FT_RECORD_JOB && !link_wait) || ahead)
+    if ((record->kind != FT_RECORD_JOB && !link_wait) || ft_trace_is_ahead(record))
         return;
     struct ft_observation seen = {.op = record->op,
                                   .lane = record->lane,

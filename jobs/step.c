@@ -48,6 +48,25 @@ struct ft_trace_record *ft_step_record(struct ft_step *step, uint32_t thread, en
     return record;
 }
 
+void ft_step_record_ahead(struct ft_step *step, uint32_t thread, uint64_t start_ns, uint64_t end_ns,
+                          uint32_t layer, uint32_t expert, uint32_t slot, enum ft_reason reason)
+{
+    if (!end_ns)
+        return;
+    struct ft_trace_record *r = ft_step_record(step, thread, FT_RECORD_JOB, FT_MAX(start_ns, step->begin_ns),
+                                               FT_MAX(end_ns, step->begin_ns));
+    if (!r)
+        return;
+    r->thread = (uint16_t)ft_step_thread(step, FT_STEP_LINK);
+    r->op = FT_OP_FETCH;
+    r->lane = FT_LANE_LINK;
+    r->layer = (uint16_t)layer;
+    r->expert = expert;
+    r->slot = slot;
+    r->bytes = step->weights->layers[layer].expert_layout.bytes;
+    r->detail = (uint8_t)reason;
+}
+
 /* A wait that the idle callback noted is recorded with the thread's next job: only then is it sure that the
  * step runs. */
 static void record_pending_wait(struct ft_step *step, uint32_t thread)

@@ -192,6 +192,10 @@ bool ft_step_wait_io_epoch(struct ft_step *step, uint32_t thread, struct ft_seri
                            uint64_t woken_spin_ns, uint32_t *seen);
 struct ft_trace_record *ft_step_record(struct ft_step *step, uint32_t thread, enum ft_record_kind kind,
                                        uint64_t start_ns, uint64_t end_ns);
+/* A copy that was made ahead, as the link's job; end_ns 0: nobody made it. What was copied between two steps is shown at
+ * the begin of the second. slot may be FT_NONE. */
+void ft_step_record_ahead(struct ft_step *step, uint32_t thread, uint64_t start_ns, uint64_t end_ns,
+                          uint32_t layer, uint32_t expert, uint32_t slot, enum ft_reason reason);
 static inline char *const *ft_step_staging(const struct ft_step *step, uint32_t layer)
 {
     return step->staging[ft_slots_part_of(&step->slots, layer)];

@@ -46,8 +46,8 @@ void ft_ahead_decided(struct ft_ahead *ahead, const struct ft_layer_in *in, cons
         return;
     struct ft_ahead_layer *layer = &ahead->layers[in->layer];
     for (uint32_t i = 0; i < in->active_count; i++) {
-        used += in->ahead && in->ahead[i];
-        fetched += out->place[i] == FT_PLACE_FETCH && !(in->ahead && in->ahead[i]);
+        used += ft_layer_is_ahead(in, i);
+        fetched += out->place[i] == FT_PLACE_FETCH && !ft_layer_is_ahead(in, i);
     }
     layer->fetched = fetched;
     layer->bytes = (double)fetched * in->expert_bytes;
@@ -61,18 +61,13 @@ void ft_ahead_decided(struct ft_ahead *ahead, const struct ft_layer_in *in, cons
     layer->ordered = 0;
 }
 
-static double each_of(const struct ft_ahead *ahead, uint32_t bytes)
-{
-    return bytes * ahead->ns_per_byte;
-}
-
 uint32_t ft_ahead_choose(struct ft_ahead *ahead, const struct ft_foreseen *foreseen, uint32_t *chosen)
 {
     uint32_t count = 0;
     if (!ft_ahead_looks(ahead) || foreseen->from >= ahead->layer_count ||
         foreseen->layer >= ahead->layer_count)
         return 0;
-    double gap = ahead->layers[foreseen->from].gap, each = each_of(ahead, foreseen->expert_bytes);
+    double gap = ahead->layers[foreseen->from].gap, each = foreseen->expert_bytes * ahead->ns_per_byte;
     double fit = gap > 0 && each > 0 ? gap / each + ahead->hits : 0;
     uint32_t most = (uint32_t)FT_MIN(fit, (double)foreseen->room);
     if (ahead->always)

@@ -47,8 +47,7 @@ uint32_t ft_place_begin(struct ft_place_state *state, const struct ft_layer_in *
         out->predicted_ns[i] = 0;
         if (resident || !in->has_device)
             continue;
-        bool ahead = in->ahead && in->ahead[i];
-        state->ahead_count += ahead;
+        state->ahead_count += ft_layer_is_ahead(in, i);
         ft_pick_push(misses, UINT32_MAX - in->last_used[i], i);
     }
     ft_pick_sort(misses);

@@ -276,7 +276,7 @@ static double sort_misses(struct auto_state *s, const struct ft_layer_in *in)
             continue;
         uint32_t rows = FT_MIN(FT_MAX(in->rows[i], ROWS_FREE), 0xffffu);
         uint32_t age = in->last_used[i] ? FT_MIN(in->step - in->last_used[i], 0xfffeu) : 0xffffu;
-        bool ahead = in->ahead && in->ahead[i];
+        bool ahead = ft_layer_is_ahead(in, i);
         ft_pick_push(misses, ahead ? 0 : (0xffffu - rows) << 16 | age, i);
         sum += ahead ? 0 : rows_factor(in->rows[i]);
     }
@@ -388,7 +388,7 @@ static void note_layer(struct auto_state *s, const struct ft_layer_in *in, struc
     uint32_t fetched = 0;
     double cpu_experts = 0;
     for (uint32_t i = 0; i < in->active_count; i++) {
-        fetched += out->place[i] == FT_PLACE_FETCH && !(in->ahead && in->ahead[i]);
+        fetched += out->place[i] == FT_PLACE_FETCH && !ft_layer_is_ahead(in, i);
         cpu_experts += out->place[i] == FT_PLACE_CPU ? rows_factor(in->rows[i]) : 0;
     }
     struct split x = split_of(s, in, fetched, cpu_experts, resident);

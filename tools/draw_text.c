@@ -52,8 +52,7 @@ static void count_step(struct table *table, const struct ft_draw *draw)
             struct cell *cell = &table->cells[layer][record->op][record->lane];
             add(cell, record->bytes, 0, ns);
             cell->rows = FT_MAX(cell->rows, record->rows);
-            bool ahead = record->op == FT_OP_FETCH &&
-                         (record->detail == FT_REASON_FORESEEN || record->detail == FT_REASON_PREFETCH);
+            bool ahead = ft_trace_is_ahead(record);
             table->ahead[layer] += ahead;
             table->all_ahead += ahead;
             add(&table->classes[ft_op_class((enum ft_op)record->op)], record->bytes, 0, ns);

@@ -201,12 +201,17 @@ static void write_label(const char *shape, const struct ft_shape_cuts *cuts, con
         snprintf(label + at, cap - at, ")");
 }
 
+/* NULL: err says why. */
+static json_t *read_root(const char *shape, struct ft_error *err)
+{
+    json_t *root = built_in(shape);
+    return root ? root : read_file(shape, err);
+}
+
 int ft_shapes_read(const char *shape, const struct ft_shape_cuts *cuts, struct ft_model *model, char *label,
                    size_t cap, struct ft_error *err)
 {
-    json_t *root = built_in(shape);
-    if (!root)
-        root = read_file(shape, err);
+    json_t *root = read_root(shape, err);
     if (!root)
         return err->code;
     json_t *inner = json_object_get(root, "text_config");
@@ -236,9 +241,7 @@ int ft_shapes_find_format(const char *shape, uint32_t choice, enum ft_format *fo
     *format = choices[choice];
     if (choice)
         return FT_OK;
-    json_t *root = built_in(shape);
-    if (!root)
-        root = read_file(shape, err);
+    json_t *root = read_root(shape, err);
     if (!root)
         return err->code;
     json_t *inner = json_object_get(root, "text_config");

@@ -135,6 +135,34 @@ static inline int session_reopen(struct ft_engine *engine, const struct session_
     return ft_session_open(&engine->session, &options, err);
 }
 
+/* The demo model on the host device, hybrid, one prompt at a time and three: every text is the reference's. `check`, if
+ * there is one, looks at the session in the end. */
+static inline struct ft_session_stats prompts_run(const struct session_change *change, uint32_t slots, uint32_t workers,
+                                                  const struct prompts *p,
+                                                  void (*check)(const struct ft_session *session))
+{
+    struct fixture_config config = {.strategy = FT_STRATEGY_HYBRID,
+                                    .device = FT_DEVICE_HOST,
+                                    .workers = workers,
+                                    .sequences = 4,
+                                    .slots = slots,
+                                    .share = 0.5};
+    struct ft_session_stats stats = {0};
+    struct ft_engine engine;
+    struct ft_error err;
+    CHECK_OK(fixture_open(&engine, TINY_DIR, &config, &err), &err);
+    CHECK_OK(session_reopen(&engine, change, &err), &err);
+    if (engine.session) {
+        prompts_check_texts(engine.session, p, 1);
+        prompts_check_texts(engine.session, p, 3);
+        if (check)
+            check(engine.session);
+        ft_session_stats(engine.session, &stats);
+    }
+    CHECK_OK(ft_engine_close(&engine, &err), &err);
+    return stats;
+}
+
 static inline uint64_t random_next(uint64_t *state)
 {
     /* xorshift64: Marsaglia, "Xorshift RNGs", 2003; the state must not be 0 */

@@ -403,40 +403,13 @@ TEST(state_that_cannot_be_cleared_or_copied_fails_the_next_step)
 
 /* ---- copies ahead ---- */
 
-/* Between steps: the GPU's slot map is the host's, and every slot that a map names holds its expert. */
-static void check_maps(const struct ft_session *session)
-{
-    const struct ft_slots *slots = &session->step.slots;
-    uint64_t experts = (uint64_t)slots->layer_count * slots->expert_count;
-    if (session->cuda->map_dirty)
-        return;
-    const uint32_t *slot_of = session->cuda->c.exchange.slot_of;
-    for (uint32_t e = 0; e < experts; e++) {
-        CHECK_EQ(slot_of[e], slots->map[e] == FT_NONE ? FT_NONE : slots->blob[slots->map[e]]);
-        const struct ft_layer_weights *w = &session->options.weights->layers[e / slots->expert_count];
-        if (slots->map[e] != FT_NONE)
-            CHECK(memcmp(ft_slots_memory(slots, slots->map[e]),
-                         w->experts + (uint64_t)w->expert_layout.stride * (e % slots->expert_count),
-                         w->expert_layout.bytes) == 0);
-    }
-}
-
 static struct ft_session_stats run_keeping(enum ft_handshake handshake)
 {
     struct ft_error err;
     struct ft_session_stats stats = {0};
     CHECK_OK(reopen(&hybrid, &(struct change){.handshake = handshake, .policy = &keeping}, &err), &err);
-    for (uint32_t p = 0; p < PROMPTS && hybrid.session; p++) {
-        memset(&said, 0, sizeof said);
-        uint32_t handle = submit(hybrid.session, p, NEW);
-        while (!ft_session_is_idle(hybrid.session) && !said.failed) {
-            CHECK_OK(step_once(hybrid.session, &err), &err);
-            check_maps(hybrid.session);
-        }
-        CHECK(is_text(handle, p, NEW));
-        ft_session_release(hybrid.session, handle);
-    }
     if (hybrid.session) {
+        check_steps(hybrid.session, check_maps);
         check_texts(hybrid.session, 0, 4); /* together: several rows a step */
         ft_session_stats(hybrid.session, &stats);
     }

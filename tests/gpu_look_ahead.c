@@ -31,34 +31,10 @@ static void unload(void)
     begin_gpu();
 }
 
-/* Between steps: the GPU's slot map is the host's, and every slot that a map names holds its expert. */
-static void check_maps(const struct ft_session *session)
+/* Maps, and that every blob belongs to one slot or landing buffer. */
+static void check_pool(const struct ft_session *session)
 {
-    const struct ft_slots *slots = &session->step.slots;
-    const struct ft_lane_cuda *lane = session->cuda;
-    uint64_t experts = (uint64_t)slots->layer_count * slots->expert_count, bytes = slots->slot_bytes;
-    uint32_t *map = malloc(experts * sizeof *map);
-    char *held = malloc(bytes);
-    REQUIRE(map && held);
-    CHECK_EQ(cudaMemcpy(map, lane->c.exchange.slot_of, experts * sizeof *map, cudaMemcpyDeviceToHost), 0);
-    for (uint32_t e = 0; e < experts && !lane->map_dirty; e++) {
-        const struct ft_layer_weights *w = &session->options.weights->layers[e / slots->expert_count];
-        CHECK_EQ(map[e], slots->map[e] == FT_NONE ? FT_NONE : slots->blob[slots->map[e]]);
-        if (slots->map[e] == FT_NONE)
-            continue;
-        CHECK_EQ(cudaMemcpy(held, ft_slots_memory(slots, slots->map[e]), w->expert_layout.bytes,
-                            cudaMemcpyDeviceToHost),
-                 0);
-        CHECK(memcmp(held, w->experts + (uint64_t)w->expert_layout.stride * (e % slots->expert_count),
-                     w->expert_layout.bytes) == 0);
-    }
-    free(map);
-    free(held);
-}
-
-/* Every blob belongs to one slot or landing buffer. */
-static void check_blobs(const struct ft_session *session)
-{
+    check_maps(session);
     const struct ft_slots *slots = &session->step.slots;
     const struct ft_landings *l = &session->step.landings[0];
     uint32_t all = slots->count + l->count, seen[256] = {0};
@@ -75,19 +51,10 @@ static struct ft_session_stats run(enum ft_handshake handshake, const struct ft_
 {
     struct ft_error err;
     struct ft_session_stats stats = {0};
-    CHECK_OK(reopen(&engine, &(struct change){.handshake = handshake, .policy = policy, .timed = true}, &err), &err);
-    for (uint32_t p = 0; p < PROMPTS && engine.session; p++) {
-        memset(&said, 0, sizeof said);
-        uint32_t handle = submit(engine.session, p, NEW);
-        while (!ft_session_is_idle(engine.session) && !said.failed) {
-            CHECK_OK(step_once(engine.session, &err), &err);
-            check_maps(engine.session);
-            check_blobs(engine.session);
-        }
-        CHECK(is_text(handle, p, NEW));
-        ft_session_release(engine.session, handle);
-    }
+    CHECK_OK(reopen(&engine, &(struct change){.handshake = handshake, .policy = policy, .timed = true}, &err),
+             &err);
     if (engine.session) {
+        check_steps(engine.session, check_pool);
         check_texts(engine.session, 0, 4); /* together: several rows a step */
         ft_session_stats(engine.session, &stats);
     }

@@ -232,4 +232,54 @@ static inline void check_texts(struct ft_session *session, uint32_t first, uint3
     }
 }
 
+/* Between steps: each GPU's slot map is the host's for its own layers, and every slot that a map names is its GPU's and
+ * holds its expert. */
+static inline void check_maps(const struct ft_session *session)
+{
+    const struct ft_slots *slots = &session->step.slots;
+    uint64_t experts = (uint64_t)slots->layer_count * slots->expert_count;
+    uint32_t *map = malloc(experts * sizeof *map);
+    char *held = malloc(slots->slot_bytes);
+    REQUIRE(map && held);
+    for (const struct ft_lane_cuda *lane = session->cuda; lane; lane = lane->next) {
+        const struct ft_slots_part *part = &slots->parts[ft_slots_part_of(slots, lane->layer_begin)];
+        uint64_t first = (uint64_t)lane->layer_begin * slots->expert_count,
+                 end = (uint64_t)lane->layer_end * slots->expert_count;
+        if (lane->map_dirty)
+            continue;
+        CHECK_EQ(ft_cuda_use(lane), 0);
+        CHECK_EQ(cudaMemcpy(map, lane->c.exchange.slot_of, experts * sizeof *map, cudaMemcpyDeviceToHost), 0);
+        for (uint64_t e = first; e < end; e++) {
+            const struct ft_layer_weights *w = &session->options.weights->layers[e / slots->expert_count];
+            uint32_t slot = slots->map[e];
+            CHECK_EQ(map[e], slot == FT_NONE ? FT_NONE : slots->blob[slot]);
+            if (slot == FT_NONE)
+                continue;
+            CHECK(slot >= part->begin && slot < part->end);
+            CHECK_EQ(cudaMemcpy(held, ft_slots_memory(slots, slot), w->expert_layout.bytes, cudaMemcpyDeviceToHost),
+                     0);
+            CHECK(memcmp(held, w->experts + (uint64_t)w->expert_layout.stride * (e % slots->expert_count),
+                         w->expert_layout.bytes) == 0);
+        }
+    }
+    free(map);
+    free(held);
+}
+
+/* Every prompt alone says what it said before; `check` looks at the session after each step. */
+static inline void check_steps(struct ft_session *session, void (*check)(const struct ft_session *session))
+{
+    struct ft_error err;
+    for (uint32_t p = 0; p < PROMPTS; p++) {
+        memset(&said, 0, sizeof said);
+        uint32_t handle = submit(session, p, NEW);
+        while (!ft_session_is_idle(session) && !said.failed) {
+            CHECK_OK(step_once(session, &err), &err);
+            check(session);
+        }
+        CHECK(is_text(handle, p, NEW));
+        ft_session_release(session, handle);
+    }
+}
+
 #endif

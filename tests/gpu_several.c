@@ -205,30 +205,6 @@ TEST(a_snapshot_holds_all_parts_of_a_state_and_brings_them_back)
 
 /* ---- copies ahead ---- */
 
-/* Each GPU's slot map is the host's, for its own layers. */
-static void check_maps(const struct ft_session *session)
-{
-    const struct ft_slots *slots = &session->step.slots;
-    uint64_t experts = (uint64_t)slots->layer_count * slots->expert_count;
-    uint32_t *map = malloc(experts * sizeof *map);
-    REQUIRE(map != NULL);
-    for (const struct ft_lane_cuda *lane = session->cuda; lane; lane = lane->next) {
-        uint64_t first = (uint64_t)lane->layer_begin * slots->expert_count,
-                 count = (uint64_t)lane->layer_end * slots->expert_count - first;
-        if (lane->map_dirty)
-            continue;
-        CHECK_EQ(ft_cuda_use(lane), 0);
-        CHECK_EQ(cudaMemcpy(map, lane->c.exchange.slot_of, experts * sizeof *map, cudaMemcpyDeviceToHost), 0);
-        for (uint64_t e = first; e < first + count; e++)
-            CHECK_EQ(map[e], slots->map[e] == FT_NONE ? FT_NONE : slots->blob[slots->map[e]]);
-        uint32_t part = ft_slots_part_of(slots, lane->layer_begin);
-        for (uint64_t e = first; e < first + count; e++)
-            if (slots->map[e] != FT_NONE)
-                CHECK(slots->map[e] >= slots->parts[part].begin && slots->map[e] < slots->parts[part].end);
-    }
-    free(map);
-}
-
 /* Texts and maps after every step of a policy that copies ahead. */
 static struct ft_session_stats run_ahead(struct ft_engine *engine, enum ft_handshake handshake,
                                          const struct ft_policy *policy)
@@ -237,31 +213,31 @@ static struct ft_session_stats run_ahead(struct ft_engine *engine, enum ft_hands
     struct ft_session_stats stats = {0};
     struct change change = {.handshake = handshake, .policy = policy, .timed = true};
     CHECK_OK(reopen(engine, &change, &err), &err);
-    for (uint32_t p = 0; p < PROMPTS && engine->session; p++) {
-        memset(&said, 0, sizeof said);
-        uint32_t handle = submit(engine->session, p, NEW);
-        while (!ft_session_is_idle(engine->session) && !said.failed) {
-            CHECK_OK(step_once(engine->session, &err), &err);
-            check_maps(engine->session);
-        }
-        CHECK(is_text(handle, p, NEW));
-        ft_session_release(engine->session, handle);
-    }
-    if (engine->session)
+    if (engine->session) {
+        check_steps(engine->session, check_maps);
         ft_session_stats(engine->session, &stats);
+    }
     CHECK_EQ(stats.policy_repairs, 0);
     return stats;
 }
 
-TEST(copies_ahead_stay_on_their_gpu)
+/* A session with two GPUs; what is to be said was learnt with one. */
+static bool open_two(struct ft_engine *engine, const char *fixture, uint32_t slots)
 {
     struct ft_error err;
+    CHECK_OK(open_on(engine, fixture, FT_STRATEGY_HYBRID, 1, &err), &err);
+    if (!engine->session)
+        return false;
+    learn(engine->session);
+    close_engine(engine);
+    CHECK_OK(open_slots(engine, fixture, FT_STRATEGY_HYBRID, slots, 2, &err), &err);
+    return engine->session != NULL;
+}
+
+TEST(copies_ahead_stay_on_their_gpu)
+{
     struct ft_engine engine;
-    CHECK_OK(open_on(&engine, "qwen3_moe-bf16", FT_STRATEGY_HYBRID, 1, &err), &err);
-    REQUIRE(engine.session != NULL);
-    learn(engine.session);
-    close_engine(&engine);
-    CHECK_OK(open_slots(&engine, "qwen3_moe-bf16", FT_STRATEGY_HYBRID, 24, 2, &err), &err);
+    REQUIRE(open_two(&engine, "qwen3_moe-bf16", 24));
     for (int h = FT_HANDSHAKE_MEMOP; h < FT_HANDSHAKE_COUNT; h++) {
         struct ft_session_stats stats = run_ahead(&engine, (enum ft_handshake)h, &keeping);
         printf("handshake %d: %llu ahead, %llu used, %llu wasted\n", h, (unsigned long long)stats.prefetches,
@@ -273,13 +249,8 @@ TEST(copies_ahead_stay_on_their_gpu)
 
 TEST(what_is_foreseen_lands_on_the_gpu_of_its_layer)
 {
-    struct ft_error err;
     struct ft_engine engine;
-    CHECK_OK(open_on(&engine, "qwen4_exp-bf16", FT_STRATEGY_HYBRID, 1, &err), &err);
-    REQUIRE(engine.session != NULL);
-    learn(engine.session);
-    close_engine(&engine);
-    CHECK_OK(open_slots(&engine, "qwen4_exp-bf16", FT_STRATEGY_HYBRID, 40, 2, &err), &err);
+    REQUIRE(open_two(&engine, "qwen4_exp-bf16", 40));
     for (int h = FT_HANDSHAKE_MEMOP; h < FT_HANDSHAKE_COUNT; h++) {
         struct ft_session_stats stats = run_ahead(&engine, (enum ft_handshake)h, &foreseeing);
         printf("handshake %d: %llu foreseen, %llu copied, %llu used\n", h, (unsigned long long)stats.foreseen,

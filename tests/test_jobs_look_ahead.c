@@ -39,27 +39,9 @@ static void check_slots(const struct ft_session *session)
 static struct ft_session_stats run(const struct ft_policy *policy, uint32_t slots, uint32_t workers,
                                    uint64_t delay_ns, const struct prompts *p, struct seen *seen)
 {
-    struct fixture_config config = {.strategy = FT_STRATEGY_HYBRID,
-                                    .device = FT_DEVICE_HOST,
-                                    .workers = workers,
-                                    .sequences = 4,
-                                    .slots = slots,
-                                    .share = 0.5};
     struct session_change change = {
         .policy = policy, .link_delay_ns = delay_ns, .seed = 7, .trace = look, .trace_context = seen};
-    struct ft_session_stats stats = {0};
-    struct ft_engine engine;
-    struct ft_error err;
-    CHECK_OK(fixture_open(&engine, TINY_DIR, &config, &err), &err);
-    CHECK_OK(session_reopen(&engine, &change, &err), &err);
-    if (engine.session) {
-        prompts_check_texts(engine.session, p, 1);
-        prompts_check_texts(engine.session, p, 3);
-        check_slots(engine.session);
-        ft_session_stats(engine.session, &stats);
-    }
-    CHECK_OK(ft_engine_close(&engine, &err), &err);
-    return stats;
+    return prompts_run(&change, slots, workers, p, check_slots);
 }
 
 TEST(texts_are_right_whatever_the_delays)

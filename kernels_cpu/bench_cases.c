@@ -204,7 +204,8 @@ int ft_bench_case_prepare(struct ft_bench_case *c, uint64_t seed, struct ft_erro
                             (unsigned long long)c->bank->bytes, ft_bench_op_name(c->op),
                             (unsigned long long)c->unit_stride);
     c->order = malloc(c->unit_count * sizeof *c->order);
-    if (!c->order)
+    c->regions = malloc(c->unit_count * sizeof *c->regions);
+    if (!c->order || !c->regions)
         return ft_error_set(err, FT_MEMORY, "no memory for an order of %u units", c->unit_count);
     for (uint32_t i = 0; i < c->unit_count; i++) {
         uint64_t word;
@@ -224,7 +225,15 @@ int ft_bench_case_prepare(struct ft_bench_case *c, uint64_t seed, struct ft_erro
         c->order[i] = c->order[j];
         c->order[j] = i;
     }
+    for (uint32_t i = 0; i < c->unit_count; i++)
+        c->regions[i] = (struct ft_bench_region){unit_at(c, c->order[i]), c->unit_stride};
     return FT_OK;
+}
+
+void ft_bench_case_fini(struct ft_bench_case *c)
+{
+    free(c->order);
+    free(c->regions);
 }
 
 /* ---- one unit ---- */

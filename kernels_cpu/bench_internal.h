@@ -61,9 +61,19 @@ struct ft_roof {
 };
 extern const struct ft_roof ft_roof_avx2, ft_roof_avx512;
 
+/* One plain read of all regions, one after the other, each thread a part of the whole: with the threads and the access
+ * pattern that were best in the sweep of `roof`. */
+int ft_bench_read(struct ft_bench_crew *crew, const struct ft_bench_roof *roof,
+                  const struct ft_bench_region *regions, uint32_t region_count, double *gbs,
+                  struct ft_error *err);
+
 /* The sweep over a bank, which it fills, and the peaks. */
 int ft_bench_roof(struct ft_bench_crew *crew, const struct ft_bench_kernels_options *options,
                   const struct ft_bench_bank *bank, struct ft_bench_roof *roof, struct ft_error *err);
+
+/* What rounds reached of reads around them: the median of gbs[i] / mean(reads[i], reads[i + 1]), or, where !paired, of
+ * gbs[i] / mean(reads[0], reads[rounds]). gbs [rounds] is overwritten; reads [rounds + 1]. */
+double ft_bench_ceiling_fraction(double *gbs, const double *reads, uint32_t rounds, bool paired);
 
 /* ---- cases: one op on one format (bench_cases.c) ---- */
 
@@ -79,7 +89,8 @@ struct ft_bench_case {
     uint64_t unit_stride, unit_bytes; /* apart; read (and written) by the op */
     double unit_macs;                 /* multiply-adds for one row */
     uint32_t unit_count;
-    uint32_t *order; /* [unit_count] a random order, as experts come */
+    uint32_t *order;                 /* [unit_count] a random order, as experts come */
+    struct ft_bench_region *regions; /* [unit_count] the memory of units in this order */
     struct ft_expert_layout layout;
     uint32_t ups, downs; /* tiles of an expert */
     const float *x;      /* [FT_BENCH_ROWS_MAX, x_width] */
@@ -95,8 +106,9 @@ uint64_t ft_bench_case_x_count(const struct ft_bench_kernels_options *options);
 uint64_t ft_bench_case_scratch_count(const struct ft_bench_kernels_options *options); /* per thread */
 /* Sizes of the case alone; FT_UNSUPPORTED when the format cannot have them. */
 int ft_bench_case_size(struct ft_bench_case *c, struct ft_error *err);
-/* Sizes of the case and data in the bank. */
+/* Sizes of the case and data in the bank. Call fini, also after a failure, if the case was zero in what this fills. */
 int ft_bench_case_prepare(struct ft_bench_case *c, uint64_t seed, struct ft_error *err);
+void ft_bench_case_fini(struct ft_bench_case *c);
 /* A ft_bench_crew_run work: this thread's share of a pass. */
 void ft_bench_case_pass(void *context, uint32_t number, uint32_t count);
 /* Largest |result - reference| / largest |reference| over a sample of outputs of the first unit. */

@@ -11,6 +11,9 @@
 static const uint32_t row_counts[] = {1, 2, 4, 8, 16, 32, 64};
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
 
+#define PAIRED_ROWS_MAX                                                                                      \
+    2u /* up to here memory is the limit, and every round has reads of its own around it */
+
 static uint32_t rounds_of(const struct ft_bench_kernels_options *options)
 {
     return options->rounds ? options->rounds : 5;
@@ -82,29 +85,78 @@ static uint32_t pass_units(const struct ft_bench_case *c, uint32_t threads)
     return (uint32_t)FT_MIN(FT_MAX(units, threads), c->unit_count);
 }
 
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double ft_bench_ceiling_fraction(double *gbs, const double *reads, uint32_t rounds, bool paired)
+{
+    for (uint32_t i = 0; i < rounds; i++) {
+        double before = reads[paired ? i : 0], after = reads[paired ? i + 1 : rounds];
+        gbs[i] /= (before + after) / 2;
+    }
+    qsort(gbs, rounds, sizeof *gbs, compare_doubles);
+    return (gbs[(rounds - 1) / 2] + gbs[rounds / 2]) / 2;
+}
+
+/* Rounds of a case, gbs [rounds], and plain reads of what a pass reads around them, reads [rounds + 1]. */
+static int run_rounds(const struct bench *b, struct ft_bench_case *c, uint32_t threads, bool paired,
+                      double *gbs, double *reads, struct ft_error *err)
+{
+    uint32_t rounds = rounds_of(b->options);
+    int status = FT_OK;
+    for (uint32_t i = 0; i <= rounds && status == FT_OK; i++) {
+        double seconds;
+        if (paired || i == 0 || i == rounds)
+            status = ft_bench_read(b->crew, b->roof, c->regions, c->pass_units, &reads[i], err);
+        if (status == FT_OK && i < rounds) {
+            status = ft_bench_crew_run(b->crew, threads, 1, ft_bench_case_pass, c, &seconds, err);
+            gbs[i] = (double)c->unit_bytes * c->pass_units / seconds / 1e9;
+        }
+    }
+    return status;
+}
+
+/* Fills gbs, ceiling_gbs and ceiling_fraction. */
+static int measure_rounds(const struct bench *b, struct ft_bench_case *c,
+                          struct ft_bench_kernels_result *result, struct ft_error *err)
+{
+    uint32_t rounds = rounds_of(b->options);
+    bool paired = c->rows <= PAIRED_ROWS_MAX;
+    double *gbs = calloc(rounds, sizeof *gbs), *reads = calloc(rounds + 1ull, sizeof *reads);
+    int status = gbs && reads ? run_rounds(b, c, result->threads, paired, gbs, reads, err)
+                              : ft_error_set(err, FT_MEMORY, "no memory for %u rounds", rounds);
+    if (status == FT_OK) {
+        for (uint32_t i = 0; i < rounds; i++)
+            result->gbs = fmax(result->gbs, gbs[i]);
+        for (uint32_t i = 0; i <= rounds; i++)
+            result->ceiling_gbs = fmax(result->ceiling_gbs, reads[i]);
+        result->ceiling_fraction = ft_bench_ceiling_fraction(gbs, reads, rounds, paired);
+    }
+    free(gbs);
+    free(reads);
+    return status;
+}
+
 static int measure(const struct bench *b, struct ft_bench_case *c, double *unit_s,
                    struct ft_bench_kernels_result *result, struct ft_error *err)
 {
-    double seconds, error = 0;
-    uint32_t threads = FT_MIN(b->options->threads, FT_WORKERS_MAX);
-    c->pass_units = pass_units(c, threads);
-    int status =
-        ft_bench_crew_run(b->crew, threads, rounds_of(b->options), ft_bench_case_pass, c, &seconds, err);
-    if (status == FT_OK)
-        status = ft_bench_case_error(c, &error, err);
-    if (status != FT_OK)
-        return status;
-    *unit_s = seconds / c->pass_units;
     double peak = b->roof->peak_gflops[c->kernels->isa];
     *result = (struct ft_bench_kernels_result){.op = c->op,
                                                .format = c->format,
                                                .isa = c->kernels->isa,
                                                .rows = c->rows,
-                                               .threads = threads,
-                                               .gbs = (double)c->unit_bytes / *unit_s / 1e9,
-                                               .gflops = 2 * c->unit_macs * c->rows / *unit_s / 1e9,
-                                               .max_error = error};
-    result->ceiling_fraction = b->roof->ceiling_gbs > 0 ? result->gbs / b->roof->ceiling_gbs : 0;
+                                               .threads = FT_MIN(b->options->threads, FT_WORKERS_MAX)};
+    c->pass_units = pass_units(c, result->threads);
+    int status = measure_rounds(b, c, result, err);
+    if (status == FT_OK)
+        status = ft_bench_case_error(c, &result->max_error, err);
+    if (status != FT_OK)
+        return status;
+    *unit_s = (double)c->unit_bytes / result->gbs / 1e9;
+    result->gflops = 2 * c->unit_macs * c->rows / *unit_s / 1e9;
     result->peak_fraction = peak > 0 ? result->gflops / peak : 0;
     return FT_OK;
 }
@@ -214,7 +266,7 @@ static int measure_case(const struct bench *b, uint32_t index, const struct resu
         if (status == FT_OK)
             status = measure_rows(b, &c, out, err);
     }
-    free(c.order);
+    ft_bench_case_fini(&c);
     return status;
 }
 
@@ -351,7 +403,7 @@ int ft_bench_kernels_pages(const struct ft_bench_kernels_options *options,
                                                  .hugetlb = result->hugetlb};
     }
     for (uint32_t i = 0; i < 2; i++) {
-        free(c[i].order);
+        ft_bench_case_fini(&c[i]);
         bench_fini(&b[i]);
     }
     return status;

@@ -4,10 +4,15 @@
  *
  * Everything is read from one bank of random data (no zeros, no NaN), larger than the last-level cache and
  * made of distinct pages, in a random order of experts; the second-level caches are flushed between rounds,
- * so that every pass comes from memory. GB = 1e9 bytes. Each number is the best of several rounds: other
+ * so that every pass comes from memory. GB = 1e9 bytes. GB/s are those of the best of several rounds: other
  * programs only make a round slower. From 8 rows on a pass covers less of the bank (a quarter at least),
- * because arithmetic limits it. The ceiling is a plain read of the same bank: memory of one machine may be of
- * two speeds by address (seen in virtual machines: 50 and 88 GB/s).
+ * because arithmetic limits it.
+ *
+ * The ceiling is a plain read of the same bytes in the same order: memory of one machine may be of two speeds by
+ * address (seen in virtual machines: 50 and 88 GB/s) and by time (98 GB/s in one minute, 173 in the next). So every
+ * round of a kernel lies between two reads, and its fraction is its GB/s / the mean of theirs; the median of the rounds'
+ * fractions is reported. Above 2 rows, where memory is seldom the limit, there is one read before all rounds and one
+ * after them. A sweep at the beginning finds how many threads and which access pattern read fastest.
  *
  * The ISAs are those of the dispatch table that this core has: a new one appears by itself.
  *
@@ -63,6 +68,7 @@ struct ft_bench_roof {
     double point_gbs[64];       /* read by plain sums, the best of four access patterns */
     double ceiling_gbs;         /* the best point */
     uint32_t ceiling_threads;
+    uint32_t ceiling_pattern;         /* of the best point: a number of the implementation */
     double peak_gflops[FT_ISA_COUNT]; /* f32 multiply-adds of all threads at this vector width; 0 = not
                                          measured */
 };
@@ -72,8 +78,11 @@ struct ft_bench_kernels_result {
     enum ft_format format;
     enum ft_isa isa;
     uint32_t rows, threads;
-    double gbs, gflops;
-    double ceiling_fraction; /* gbs / the read ceiling */
+    double gbs, gflops; /* of the best round */
+    double ceiling_gbs; /* the best of the reads around this kernel's rounds */
+    /* Median of the rounds' GB/s / mean of the reads before and after; gbs / ceiling_gbs only where memory keeps its
+     * speed. */
+    double ceiling_fraction;
     double peak_fraction; /* gflops / the f32 peak of the ISA's width; 0 = not measured. Integer kernels may
                              pass 1 */
     double times_one_row; /* time / time of 1 row, for the same weights; 0 = 1 row was not measured */

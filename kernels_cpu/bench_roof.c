@@ -35,44 +35,48 @@ static const struct ft_roof *roof_of(enum ft_isa isa)
 }
 
 struct read_work {
-    const struct ft_bench_region *regions; /* each thread reads its part of each */
+    const struct ft_bench_region
+        *regions; /* read one after the other; each thread has its part of the whole */
     uint32_t region_count;
+    uint64_t bytes; /* of all regions */
     const struct ft_roof *roof;
     enum ft_roof_pattern pattern;
     struct {
-        uint64_t sum;
-        char pad[56];       /* one writer per line */
-    } sink[FT_WORKERS_MAX]; /* keeps the sums alive */
+        uint64_t sum, bytes; /* keeps the sums alive; read in the last round */
+        char pad[48];        /* one writer per line */
+    } sink[FT_WORKERS_MAX];
 };
-
-/* The first whole line of a region, and bytes per thread from there. */
-static const uint8_t *first_line(const struct ft_bench_region *region)
-{
-    return (const uint8_t *)region->data + (64 - (uintptr_t)region->data % 64) % 64;
-}
-
-static uint64_t part_bytes(const struct ft_bench_region *region, uint32_t count)
-{
-    uint64_t skipped = (uint64_t)(first_line(region) - (const uint8_t *)region->data);
-    return region->bytes > skipped ? (region->bytes - skipped) / count / 1024 * 1024 : 0;
-}
 
 static void read_part(void *context, uint32_t number, uint32_t count)
 {
     struct read_work *work = context;
-    for (uint32_t i = 0; i < work->region_count; i++) {
-        uint64_t part = part_bytes(&work->regions[i], count);
-        const uint8_t *from = first_line(&work->regions[i]) + number * part;
-        work->sink[number].sum += work->roof->read(from, part, work->pattern);
+    uint64_t begin = work->bytes / count * number, at = 0;
+    uint64_t end = number + 1 < count ? begin + work->bytes / count : work->bytes, bytes = 0;
+    for (uint32_t i = 0; i < work->region_count; at += work->regions[i++].bytes) {
+        uint64_t from = FT_MAX(begin, at), to = FT_MIN(end, at + work->regions[i].bytes);
+        if (from >= to)
+            continue;
+        const uint8_t *data = (const uint8_t *)work->regions[i].data + (from - at);
+        uint64_t skip = FT_MIN((64 - (uintptr_t)data % 64) % 64, to - from); /* to the first whole line */
+        uint64_t whole = (to - from - skip) / 1024 * 1024;
+        work->sink[number].sum += work->roof->read(data + skip, whole, work->pattern);
+        bytes += whole;
     }
+    work->sink[number].bytes = bytes;
 }
 
-static uint64_t bytes_read(const struct read_work *work, uint32_t threads)
+/* Best of several rounds. */
+static int run_read(struct ft_bench_crew *crew, struct read_work *work, uint32_t threads, uint32_t rounds,
+                    double *gbs, struct ft_error *err)
 {
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i < work->region_count; i++)
-        sum += threads * part_bytes(&work->regions[i], threads);
-    return sum;
+    double seconds;
+    uint64_t bytes = 0;
+    int status = ft_bench_crew_run(crew, threads, rounds, read_part, work, &seconds, err);
+    for (uint32_t i = 0; i < threads; i++)
+        bytes += work->sink[i].bytes;
+    if (status == FT_OK)
+        *gbs = (double)bytes / seconds / 1e9;
+    return status;
 }
 
 /* 1, 2, 3, 4, 6, 8, 12, 16 ... and the last one. */
@@ -91,20 +95,20 @@ static int sweep_reads(struct ft_bench_crew *crew, const struct ft_bench_kernels
     uint32_t last = FT_MIN(options->threads, FT_WORKERS_MAX), rounds = options->rounds ? options->rounds : 5;
     for (uint32_t n = 1; n <= last; n = next_point(n, last)) {
         uint32_t at = roof->point_count++;
-        double bytes = (double)bytes_read(work, n);
         FT_ASSERT_LT(at, 64u);
         roof->point_threads[at] = n;
         for (uint32_t p = 0; p < FT_ROOF_PATTERN_COUNT; p++) {
-            double seconds;
+            double gbs;
             work->pattern = (enum ft_roof_pattern)p;
-            int status = ft_bench_crew_run(crew, n, rounds, read_part, work, &seconds, err);
+            int status = run_read(crew, work, n, rounds, &gbs, err);
             if (status != FT_OK)
                 return status;
-            roof->point_gbs[at] = FT_MAX(roof->point_gbs[at], bytes / seconds / 1e9);
-        }
-        if (roof->point_gbs[at] > roof->ceiling_gbs) {
-            roof->ceiling_gbs = roof->point_gbs[at];
-            roof->ceiling_threads = n;
+            roof->point_gbs[at] = FT_MAX(roof->point_gbs[at], gbs);
+            if (gbs > roof->ceiling_gbs) {
+                roof->ceiling_gbs = gbs;
+                roof->ceiling_threads = n;
+                roof->ceiling_pattern = p;
+            }
         }
     }
     return FT_OK;
@@ -153,19 +157,44 @@ static const struct ft_roof *widest(void)
     return ft_isa_is_available(FT_ISA_AVX512) ? roof_of(FT_ISA_AVX512) : roof_of(FT_ISA_AVX2);
 }
 
+static int read_work_create(struct read_work **out, const struct ft_bench_region *regions,
+                            uint32_t region_count, struct ft_error *err)
+{
+    struct read_work *work = *out = calloc(1, sizeof *work);
+    if (!work)
+        return ft_error_set(err, FT_MEMORY, "no memory to measure the read ceiling");
+    work->regions = regions;
+    work->region_count = region_count;
+    for (uint32_t i = 0; i < region_count; i++)
+        work->bytes += regions[i].bytes;
+    work->roof = widest();
+    return FT_OK;
+}
+
 /* The sweep alone, over all regions; peaks stay 0. */
 static int read_sweep(struct ft_bench_crew *crew, const struct ft_bench_kernels_options *options,
                       const struct ft_bench_region *regions, uint32_t region_count,
                       struct ft_bench_roof *roof, struct ft_error *err)
 {
-    struct read_work *work = calloc(1, sizeof *work);
+    struct read_work *work;
     *roof = (struct ft_bench_roof){0};
-    if (!work)
-        return ft_error_set(err, FT_MEMORY, "no memory to measure the read ceiling");
-    work->regions = regions;
-    work->region_count = region_count;
-    work->roof = widest();
-    int status = sweep_reads(crew, options, work, roof, err);
+    int status = read_work_create(&work, regions, region_count, err);
+    if (status == FT_OK)
+        status = sweep_reads(crew, options, work, roof, err);
+    free(work);
+    return status;
+}
+
+int ft_bench_read(struct ft_bench_crew *crew, const struct ft_bench_roof *roof,
+                  const struct ft_bench_region *regions, uint32_t region_count, double *gbs,
+                  struct ft_error *err)
+{
+    struct read_work *work;
+    int status = read_work_create(&work, regions, region_count, err);
+    if (status == FT_OK) {
+        work->pattern = (enum ft_roof_pattern)roof->ceiling_pattern;
+        status = run_read(crew, work, roof->ceiling_threads, 1, gbs, err);
+    }
     free(work);
     return status;
 }

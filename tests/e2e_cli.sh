@@ -223,6 +223,7 @@ benches() {
     is_json out "bench jobs with the trace's share"
     expect 0 'ceiling_gbs' "$ft" bench kernels --json --rounds 1 --bank 4M --hidden 256 --width 128
     is_json out "bench kernels"
+    expect 0 'read GB/s' "$ft" bench kernels --rounds 2 --bank 4M --hidden 256 --width 128 --op expert --format bf16 --rows 4
     expect 0 '"max_error"' "$ft" bench kernels --json --rounds 1 --bank 4M --hidden 256 --width 128 --op mix_up
     is_json out "bench kernels --op"
     refuse 2 'ops are expert, matmul' "$ft" bench kernels --rounds 1 --bank 4M --op matmull

@@ -106,6 +106,7 @@ static void print_json(const struct report *report)
         ft_json_text(&json, "isa", ft_isa_name(r->isa));
         ft_json_u64(&json, "rows", r->rows);
         ft_json_f64(&json, "gbs", r->gbs);
+        ft_json_f64(&json, "ceiling_gbs", r->ceiling_gbs);
         ft_json_f64(&json, "ceiling_fraction", r->ceiling_fraction);
         ft_json_f64(&json, "max_error", r->max_error);
         ft_json_f64(&json, "gflops", r->gflops);
@@ -142,9 +143,12 @@ static bool print_roof(void *context, const struct ft_bench_roof *roof)
     for (enum ft_isa isa = 0; isa < FT_ISA_COUNT; isa++)
         if (roof->peak_gflops[isa] > 0)
             printf("  %s: %.0f", ft_isa_name(isa), roof->peak_gflops[isa]);
-    printf("  GFLOP/s\n");
-    printf("%-12s %-10s %-15s %5s %8s %8s %9s %7s %8s %10s\n", "op", "format", "isa", "rows", "GB/s",
-           "ceiling", "GFLOP/s", "peak", "x 1 row", "max error");
+    printf("  GFLOP/s\n"
+           "read GB/s: the best plain read between a kernel's rounds; ceiling: rounds over the reads just "
+           "before and "
+           "after, median\n");
+    printf("%-12s %-10s %-15s %5s %8s %9s %8s %9s %7s %8s %10s\n", "op", "format", "isa", "rows", "GB/s",
+           "read GB/s", "ceiling", "GFLOP/s", "peak", "x 1 row", "max error");
     return fflush(stdout) == 0;
 }
 
@@ -152,9 +156,9 @@ static bool print_roof(void *context, const struct ft_bench_roof *roof)
 static bool print_result(void *context, const struct ft_bench_kernels_result *r)
 {
     (void)context;
-    printf("%-12s %-10s %-15s %5u %8.2f %7.0f%% %9.1f %6.0f%% %8.2f %10.1e\n", ft_bench_op_name(r->op),
-           ft_format_name(r->format), ft_isa_name(r->isa), r->rows, r->gbs, 100 * r->ceiling_fraction,
-           r->gflops, 100 * r->peak_fraction, r->times_one_row, r->max_error);
+    printf("%-12s %-10s %-15s %5u %8.2f %9.2f %7.0f%% %9.1f %6.0f%% %8.2f %10.1e\n", ft_bench_op_name(r->op),
+           ft_format_name(r->format), ft_isa_name(r->isa), r->rows, r->gbs, r->ceiling_gbs,
+           100 * r->ceiling_fraction, r->gflops, 100 * r->peak_fraction, r->times_one_row, r->max_error);
     return fflush(stdout) == 0;
 }
 

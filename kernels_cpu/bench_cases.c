@@ -26,7 +26,7 @@
 #define KEY_HEADS 16 /* delta rule: states of one layer */
 #define VALUE_HEADS 32
 #define STATE_DIM 128
-#define SAMPLE 16 /* outputs compared with the reference */
+#define SAMPLE 512 /* outputs compared with the reference, of all rows together */
 
 static const struct {
     enum ft_bench_op op;
@@ -360,46 +360,86 @@ void ft_bench_case_pass(void *context, uint32_t number, uint32_t count)
 
 /* ---- errors ---- */
 
-static double error_of(const float *got, const float *want, uint32_t n)
+struct error {
+    double largest, error; /* |reference|, |result - reference| */
+};
+
+/* Compares `count` outputs of one row. */
+static void compare(struct error *e, const float *got, const float *want, uint32_t count)
 {
-    double largest = 0, error = 0;
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < count; i++) {
         double distance = fabs((double)got[i] - (double)want[i]);
-        largest = fmax(largest, fabs((double)want[i]));
-        if (!(distance <= error))
-            error = distance; /* NaN sticks */
+        e->largest = fmax(e->largest, fabs((double)want[i]));
+        if (isnan(distance) || distance > e->error)
+            e->error = distance; /* nothing is larger than NaN: it stays */
     }
-    return largest > 0 ? error / largest : error;
 }
 
-/* Up and down on the same input, so that one error is not fed into the other: first outputs of the last row. */
+static double error_of(const struct error *e)
+{
+    return e->largest > 0 ? e->error / e->largest : e->error;
+}
+
+/* How many of `outputs` are compared in each row. */
+static uint32_t sample_of(const struct ft_bench_case *c, uint32_t outputs)
+{
+    return FT_MIN(outputs, SAMPLE / c->rows);
+}
+
+/* The unit as it is timed. Down is compared on the h of this version, so that one error is not fed into the other. */
 static double expert_error(const struct ft_bench_case *c, const struct ft_kernels *ref)
 {
     struct ft_expert expert;
-    float got[SAMPLE], want[SAMPLE], *h = c->scratch;
-    const float *x = c->x + (size_t)(c->rows - 1) * c->hidden;
-    struct ft_rows one = {.x = x, .count = 1}, all = {.x = h, .count = 1};
-    uint32_t n = FT_MIN(SAMPLE, FT_MIN(c->width, c->hidden));
+    struct error up = {0}, down = {0};
+    float want[SAMPLE], *h = c->scratch, *y = h + (size_t)FT_BENCH_ROWS_MAX * c->width;
+    uint32_t ups = sample_of(c, c->width), downs = sample_of(c, c->hidden);
     ft_expert_view(&c->layout, unit_at(c, 0), &expert);
-    c->kernels->expert_up(&expert, 0, c->width, one, h, 0);
-    ref->expert_up(&expert, 0, n, one, want, 0);
-    double error = error_of(h, want, n);
-    c->kernels->expert_down(&expert, 0, n, all, NULL, got, 0);
-    ref->expert_down(&expert, 0, n, all, NULL, want, 0);
-    return fmax(error, error_of(got, want, n));
+    run_expert(c, c->kernels, 0, c->scratch);
+    for (uint32_t r = 0; r < c->rows; r++) {
+        struct ft_rows x_row = {.x = c->x + (size_t)r * c->hidden, .count = 1};
+        struct ft_rows h_row = {.x = h + (size_t)r * c->width, .count = 1};
+        ref->expert_up(&expert, 0, ups, x_row, want, 0);
+        compare(&up, h_row.x, want, ups);
+        ref->expert_down(&expert, 0, downs, h_row, NULL, want, 0);
+        compare(&down, y + (size_t)r * c->hidden, want, downs);
+    }
+    double up_error = error_of(&up), down_error = error_of(&down);
+    return isnan(up_error) || up_error > down_error ? up_error : down_error; /* fmax would drop a NaN */
 }
 
+/* In the last tile, over which run_matmul writes no other. */
 static double matmul_error(const struct ft_bench_case *c, const struct ft_kernels *ref)
 {
-    float got[SAMPLE], want[SAMPLE];
+    struct error error = {0};
+    float want[MATRIX_ROWS];
     struct ft_matrix m = matrix_at(c, 0);
-    struct ft_rows one = {.x = c->x + (size_t)(c->rows - 1) * c->hidden, .count = 1};
-    c->kernels->matmul(&m, 0, SAMPLE, one, NULL, got, 0);
-    ref->matmul(&m, 0, SAMPLE, one, NULL, want, 0);
-    return error_of(got, want, SAMPLE);
+    uint32_t begin = m.out - TILE_ROWS, count = sample_of(c, TILE_ROWS);
+    run_matmul(c, c->kernels, 0, c->scratch);
+    for (uint32_t r = 0; r < c->rows; r++) {
+        struct ft_rows row = {.x = c->x + (size_t)r * c->hidden, .count = 1};
+        ref->matmul(&m, begin, begin + count, row, NULL, want, 0);
+        compare(&error, c->scratch + (size_t)r * TILE_ROWS + begin, want + begin, count);
+    }
+    return error_of(&error);
 }
 
-/* Whole outputs of one row. */
+static double mix_up_error(const struct ft_bench_case *c, const struct ft_kernels *ref)
+{
+    struct error error = {0};
+    float want[SAMPLE];
+    struct ft_matrix m = matrix_at(c, 0);
+    uint32_t count = sample_of(c, c->hidden);
+    const size_t stride = (size_t)STREAMS * c->hidden;
+    const float *t = c->x + FT_BENCH_ROWS_MAX * stride;
+    run_mix_up(c, c->kernels, 0, c->scratch);
+    for (uint32_t r = 0; r < c->rows; r++) {
+        ref->mix_up(&m, STREAMS, c->hidden, 0, count, t + r * LOWRANK, 0, c->x + r * stride, 0, 1, want, 0);
+        compare(&error, c->scratch + (size_t)r * c->hidden, want, count);
+    }
+    return error_of(&error);
+}
+
+/* All outputs of an op of one row. */
 static int whole_error(const struct ft_bench_case *c, const struct ft_kernels *ref, double *error,
                        struct ft_error *err)
 {
@@ -408,11 +448,9 @@ static int whole_error(const struct ft_bench_case *c, const struct ft_kernels *r
         [FT_BENCH_SCORES] = INDEX_PAGES * INDEX_PAGE_BLOCKS,
         [FT_BENCH_DELTA] = VALUE_HEADS * STATE_DIM,
     };
-    uint32_t count = c->op == FT_BENCH_MIX_UP ? c->hidden : counts[c->op];
-    struct ft_bench_case one = *c;
+    struct error difference = {0};
     float *want = malloc(c->scratch_stride * sizeof *want);
     float *state = malloc(c->unit_stride);
-    one.rows = 1;
     if (!want || !state) {
         free(want);
         free(state);
@@ -420,12 +458,13 @@ static int whole_error(const struct ft_bench_case *c, const struct ft_kernels *r
     }
     if (c->op == FT_BENCH_DELTA) { /* the state changes: both start from the same */
         memcpy(state, unit_at(c, 0), c->unit_stride);
-        run_delta(&one, ref, state, want);
+        run_delta(c, ref, state, want);
     } else {
-        run_unit(&one, ref, 0, want);
+        run_unit(c, ref, 0, want);
     }
-    run_unit(&one, c->kernels, 0, c->scratch);
-    *error = error_of(c->scratch, want, count);
+    run_unit(c, c->kernels, 0, c->scratch);
+    compare(&difference, c->scratch, want, counts[c->op]);
+    *error = error_of(&difference);
     free(want);
     free(state);
     return FT_OK;
@@ -439,6 +478,8 @@ int ft_bench_case_error(const struct ft_bench_case *c, double *error, struct ft_
         *error = expert_error(c, &ref);
     else if (c->op == FT_BENCH_MATMUL)
         *error = matmul_error(c, &ref);
+    else if (c->op == FT_BENCH_MIX_UP)
+        *error = mix_up_error(c, &ref);
     else
         return whole_error(c, &ref, error, err);
     return FT_OK;

@@ -111,7 +111,8 @@ int ft_bench_case_prepare(struct ft_bench_case *c, uint64_t seed, struct ft_erro
 void ft_bench_case_fini(struct ft_bench_case *c);
 /* A ft_bench_crew_run work: this thread's share of a pass. */
 void ft_bench_case_pass(void *context, uint32_t number, uint32_t count);
-/* Largest |result - reference| / largest |reference| over a sample of outputs of the first unit. */
+/* Largest |result - reference| / largest |reference| over a sample of outputs, some of every row, of the first unit,
+ * which is computed as in a pass. */
 int ft_bench_case_error(const struct ft_bench_case *c, double *error, struct ft_error *err);
 
 #endif

@@ -86,7 +86,7 @@ struct ft_bench_kernels_result {
     double peak_fraction; /* gflops / the f32 peak of the ISA's width; 0 = not measured. Integer kernels may
                              pass 1 */
     double times_one_row; /* time / time of 1 row, for the same weights; 0 = 1 row was not measured */
-    double max_error;     /* largest |result - reference| / largest |reference|, over a sample of outputs */
+    double max_error;     /* largest |result - reference| / largest |reference|, in a sample of all rows */
 };
 
 /* One row through nvfp4 experts in small pages and in huge pages, in turn, by one thread; the best ISA. */

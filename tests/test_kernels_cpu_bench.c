@@ -183,6 +183,79 @@ TEST(a_plain_read_takes_regions_of_any_size)
         free((void *)(uintptr_t)regions[i].data);
 }
 
+/* Wrong in the last of several rows; one row alone is right. */
+static struct ft_kernels right;
+static void spoil_up(const struct ft_expert *expert, uint32_t begin, uint32_t end, struct ft_rows x, float *h,
+                     size_t h_stride)
+{
+    right.expert_up(expert, begin, end, x, h, h_stride);
+    if (begin == 0 && x.count > 1)
+        h[(x.count - 1) * h_stride] *= 2;
+}
+
+static void spoil_down(const struct ft_expert *expert, uint32_t begin, uint32_t end, struct ft_rows h,
+                       const uint32_t *out_index, float *y, size_t y_stride)
+{
+    right.expert_down(expert, begin, end, h, out_index, y, y_stride);
+    if (begin == 0 && h.count > 1)
+        y[(h.count - 1) * y_stride + 1] = NAN;
+}
+
+static void spoil_matmul(const struct ft_matrix *w, uint32_t begin, uint32_t end, struct ft_rows x,
+                         const float *bias, float *y, size_t y_stride)
+{
+    right.matmul(w, begin, end, x, bias, y, y_stride);
+    if (x.count > 1)
+        y[(x.count - 1) * y_stride + begin] = NAN;
+}
+
+static double error_of(enum ft_bench_op op, const struct ft_kernels *kernels, uint32_t rows)
+{
+    struct ft_bench_bank bank;
+    struct ft_error err;
+    uint64_t x_count = ft_bench_case_x_count(&small), scratch_count = ft_bench_case_scratch_count(&small);
+    float *x = aligned_alloc(64, ft_round_up(x_count * sizeof *x, 64));
+    float *scratch = aligned_alloc(64, scratch_count * sizeof *scratch);
+    double error = -1;
+    ft_bench_fill(x, x_count * sizeof *x, 0x83ffffff83ffffffu, 0x3c0000003c000000u, 7);
+    CHECK_OK(ft_bench_bank_open(&bank, small.bank_bytes, FT_BENCH_PAGES_SMALL, &err), &err);
+    struct ft_bench_case c = {.op = op,
+                              .format = FT_FORMAT_BF16,
+                              .kernels = kernels,
+                              .bank = &bank,
+                              .hidden = small.hidden,
+                              .width = small.width,
+                              .rows = rows,
+                              .threads = 1,
+                              .x = x,
+                              .scratch = scratch,
+                              .scratch_stride = scratch_count};
+    CHECK_OK(ft_bench_case_prepare(&c, 1, &err), &err);
+    CHECK_OK(ft_bench_case_error(&c, &error, &err), &err);
+    ft_bench_case_fini(&c);
+    ft_bench_bank_close(&bank);
+    free(x);
+    free(scratch);
+    return error;
+}
+
+TEST(an_error_in_one_row_of_many_is_seen)
+{
+    struct ft_kernels up, other;
+    struct ft_error err;
+    CHECK_OK(ft_kernels_init(&right, "ref", &err), &err);
+    up = other = right;
+    up.expert_up = spoil_up;
+    other.expert_down = spoil_down;
+    other.matmul = spoil_matmul;
+    for (uint32_t rows = 1; rows <= 64; rows *= 2) {
+        CHECK(error_of(FT_BENCH_EXPERT, &right, rows) == 0 && error_of(FT_BENCH_MATMUL, &right, rows) == 0);
+        CHECK((error_of(FT_BENCH_EXPERT, &up, rows) > 0) == (rows > 1));
+        CHECK(!isnan(error_of(FT_BENCH_EXPERT, &other, rows)) == (rows == 1));
+        CHECK(!isnan(error_of(FT_BENCH_MATMUL, &other, rows)) == (rows == 1));
+    }
+}
+
 TEST(the_ceiling_of_given_memory_is_measured_there_unless_it_is_small)
 {
     static uint8_t first[2 << 20], second[3 << 20];
@@ -223,6 +296,7 @@ int main(int argc, char **argv)
         RUN(a_measurement_ends_when_nobody_hears_it)
         RUN(a_fraction_is_that_of_the_moment)
         RUN(a_plain_read_takes_regions_of_any_size)
+        RUN(an_error_in_one_row_of_many_is_seen)
         RUN(the_ceiling_of_given_memory_is_measured_there_unless_it_is_small)
         RUN(pages_are_measured_in_turn)
     }

@@ -59,8 +59,9 @@ struct report {
     double factor[GROUP_COUNT];                   /* how many each stands for */
     struct step_cells typical;                    /* lower quartiles, factors applied; step = their sum */
     double measured_ns;                           /* lower quartile of the steps as they were, no factors */
-    double bytes[PART_COUNT],
-        ceiling_gbs[PART_COUNT]; /* of the typical step; of a plain read of the same memory */
+    double bytes[PART_COUNT];                     /* of the typical step */
+    double before_gbs[PART_COUNT], after_gbs[PART_COUNT],
+        ceiling_gbs[PART_COUNT]; /* a plain read of the same memory before and after the steps; their mean */
     double ceiling_ns, alone_ns;
 };
 
@@ -352,19 +353,16 @@ static void find_regions(const struct ft_model *model, const struct ft_loaded *l
     }
 }
 
-/* What a plain read of the weights reaches; the better of all times that this is called counts. */
+/* What a plain read of the weights reaches, gbs [PART_COUNT]. */
 static int measure_ceilings(const struct ft_bench_kernels_options *bench, const struct ft_model *model,
-                            const struct ft_loaded *loaded, struct report *report, struct ft_error *err)
+                            const struct ft_loaded *loaded, double *gbs, struct ft_error *err)
 {
     struct regions *regions = calloc(1, sizeof *regions);
     int status = regions ? FT_OK : ft_error_set(err, FT_MEMORY, "no memory for the places of the weights");
     if (regions)
         find_regions(model, loaded, regions);
-    for (uint32_t p = 0; p < PART_COUNT && status == FT_OK; p++) {
-        double gbs = 0;
-        status = ft_bench_read_ceiling(bench, regions->at[p], regions->count[p], &gbs, err);
-        report->ceiling_gbs[p] = FT_MAX(report->ceiling_gbs[p], gbs);
-    }
+    for (uint32_t p = 0; p < PART_COUNT && status == FT_OK; p++)
+        status = ft_bench_read_ceiling(bench, regions->at[p], regions->count[p], &gbs[p], err);
     free(regions);
     return status;
 }
@@ -392,15 +390,19 @@ static int measure_steps(const struct ft_bench_step_options *options, const stru
     return status;
 }
 
-/* The read ceiling, the steps, and the ceiling again: what else runs on the machine changes. */
+/* The read ceiling, the steps, and the ceiling again, whose mean counts: the speed of memory may change meanwhile. */
 static int measure_engine(const struct ft_bench_step_options *options,
                           const struct ft_bench_kernels_options *bench, const struct ft_engine *engine,
                           const struct ft_loaded *loaded, struct report *report, struct ft_error *err)
 {
-    int status = measure_ceilings(bench, engine->model, loaded, report, err);
+    int status = measure_ceilings(bench, engine->model, loaded, report->before_gbs, err);
     if (status == FT_OK)
         status = measure_steps(options, engine, report, err);
-    return status == FT_OK ? measure_ceilings(bench, engine->model, loaded, report, err) : status;
+    if (status == FT_OK)
+        status = measure_ceilings(bench, engine->model, loaded, report->after_gbs, err);
+    for (uint32_t p = 0; p < PART_COUNT; p++)
+        report->ceiling_gbs[p] = (report->before_gbs[p] + report->after_gbs[p]) / 2;
+    return status;
 }
 
 static int measure_shape(const struct ft_bench_step_options *options,
@@ -491,6 +493,9 @@ static void print_text(const struct report *report)
            report->bytes[PART_EXPERTS] / 1e6, report->bytes[PART_DENSE] / 1e6, report->ceiling_ns / 1e6,
            report->ceiling_gbs[PART_EXPERTS], report->ceiling_gbs[PART_DENSE],
            typical->step_ns / report->ceiling_ns);
+    printf("memory   before the steps %.2f and %.2f GB/s, after them %.2f and %.2f; their means count\n",
+           report->before_gbs[PART_EXPERTS], report->before_gbs[PART_DENSE], report->after_gbs[PART_EXPERTS],
+           report->after_gbs[PART_DENSE]);
     printf("%-16s %-7s %7s %8s %8s %10s %7s %7s %9s %8s\n", "op", "layers", "jobs", "workers", "at once",
            "time us", "share", "alone", "MB", "GB/s");
     for (uint32_t row = 0; row < ROW_COUNT; row++) {
@@ -525,6 +530,10 @@ static void print_json(const struct report *report)
     ft_json_f64(&json, "expert_bytes", report->bytes[PART_EXPERTS]);
     ft_json_f64(&json, "ceiling_gbs", report->ceiling_gbs[PART_DENSE]);
     ft_json_f64(&json, "expert_ceiling_gbs", report->ceiling_gbs[PART_EXPERTS]);
+    ft_json_f64(&json, "ceiling_before_gbs", report->before_gbs[PART_DENSE]);
+    ft_json_f64(&json, "ceiling_after_gbs", report->after_gbs[PART_DENSE]);
+    ft_json_f64(&json, "expert_ceiling_before_gbs", report->before_gbs[PART_EXPERTS]);
+    ft_json_f64(&json, "expert_ceiling_after_gbs", report->after_gbs[PART_EXPERTS]);
     ft_json_f64(&json, "times_ceiling", typical->step_ns / report->ceiling_ns);
     ft_json_f64(&json, "no_job_us", typical->nothing_ns / 1e3);
     ft_json_f64(&json, "alone_us", report->alone_ns / 1e3);

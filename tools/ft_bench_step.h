@@ -23,7 +23,7 @@ struct ft_bench_step_options {
 };
 
 /* Measures and prints. The read ceiling is that of the weights themselves (bench_kernels.h says why), or of a bank where they are smaller, measured as
- * `bench` says before and after the steps; the better counts. */
+ * `bench` says before and after the steps; the mean counts, both are printed. */
 int ft_bench_step(const struct ft_bench_step_options *options, const struct ft_bench_kernels_options *bench,
                   struct ft_error *err);
 

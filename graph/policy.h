@@ -14,7 +14,7 @@
 #include "graph/model.h"
 #include "graph/op.h"
 
-#define FT_POLICY_ABI 2u
+#define FT_POLICY_ABI 3u
 
 enum ft_place {
     FT_PLACE_DEVICE, /* resident in a slot: the device computes it */
@@ -74,6 +74,7 @@ struct ft_layer_in {
     bool has_device;
     uint32_t expert_bytes;
     enum ft_format format;
+    double now_ns; /* since the session's clock started; 0: nothing may depend on it */
     /* by the cost model, ns from now until the lane has finished what it was given */
     double cpu_busy_ns, link_busy_ns, device_busy_ns;
     struct ft_slot_view slots;
@@ -107,6 +108,7 @@ struct ft_foreseen {
     const uint32_t *expert; /* distinct, the likeliest first */
     const uint32_t *slot;   /* slot that holds it, or FT_NONE */
     uint32_t room;          /* copies that may be ordered */
+    double now_ns;          /* as in struct ft_layer_in */
     uint32_t expert_bytes;
     enum ft_format format;
 };

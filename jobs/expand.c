@@ -111,7 +111,8 @@ static void decide(struct ft_step *step, uint32_t layer, struct ft_layer_out *ou
                              .no_staging = !step->plan->staging_experts,
                              .has_device = step->plan->device != FT_DEVICE_NONE,
                              .expert_bytes = layout->bytes,
-                             .format = layout->format};
+                             .format = layout->format,
+                             .now_ns = ft_step_policy_now(step)};
     *out = (struct ft_layer_out){
         .place = a->place, .reason = a->reason, .victim = a->victim, .predicted_ns = a->predicted_ns};
     ft_prefetch_offer(step, layer, out);

@@ -122,6 +122,7 @@ static void order_copies(struct ft_step *step, uint32_t layer)
                                          .expert = f->expert,
                                          .slot = f->slot,
                                          .room = room,
+                                         .now_ns = ft_step_policy_now(step),
                                          .expert_bytes = layout->bytes,
                                          .format = layout->format};
     uint32_t count = step->policy->look_ahead(step->policy_state, &foreseen, f->chosen);

@@ -200,6 +200,11 @@ static inline char *const *ft_step_staging(const struct ft_step *step, uint32_t 
 {
     return step->staging[ft_slots_part_of(&step->slots, layer)];
 }
+/* What a policy may know of the time. */
+static inline double ft_step_policy_now(const struct ft_step *step)
+{
+    return step->plan->deterministic ? 0 : (double)ft_clock_ns(&step->clock);
+}
 static inline bool ft_step_is_dynamic(const struct ft_step *step, uint32_t job)
 {
     return job >= step->graph->static_count;

@@ -4,7 +4,9 @@
 #define LINK_RATE 12e9      /* bytes per s, where nothing was measured */
 #define COPIES_MIN 3u       /* of a layer that tells how long one takes: a single one is half waiting */
 #define WAITED_NS 4000.0    /* of the device, from which on the end of a wait is the end of the copies */
-#define GAP_WEIGHT 0.125    /* of a step in the gap behind a layer */
+#define GAP_WEIGHT 0.125    /* of a step in the gap and the rest behind a layer */
+#define LATE_NS 20000.0     /* issue of the copies, flag behind them; an H200: 28 us */
+#define LATE_WEIGHT 0.03125 /* of a layer */
 #define EACH_WEIGHT 0.03125 /* of a layer */
 #define HITS_WEIGHT 0.03125 /* of a layer */
 #define HITS_FIRST 0.5
@@ -28,6 +30,7 @@ void ft_ahead_init(struct ft_ahead *ahead, const struct ft_policy_params *params
                                                      : link > 0 ? link
                                                                 : LINK_RATE),
                                .hits = HITS_FIRST,
+                               .late_ns = LATE_NS,
                                .layer_count = ft_ahead_layers(params),
                                .layers = layers};
     ft_trial_init(&ahead->trial, TRIAL_SKIP);
@@ -39,17 +42,39 @@ bool ft_ahead_looks(const struct ft_ahead *ahead)
     return !ahead->never && !ahead->frozen && (ahead->always || ahead->trial.on);
 }
 
+double ft_ahead_link_busy(const struct ft_ahead *ahead, const struct ft_layer_in *in)
+{
+    /* The device has waited for everything but what was ordered behind the last layer's own copies. */
+    double busy = in->now_ns > 0 ? FT_MIN(ahead->free_ns - in->now_ns, ahead->behind_ns) : 0;
+    return FT_MAX(busy, 0.0);
+}
+
+/* The layer's own copies join the queue, and behind them those that it keeps for later. */
+static void queue_own(struct ft_ahead *ahead, struct ft_ahead_layer *layer, const struct ft_layer_in *in,
+                      const struct ft_layer_out *out, uint32_t used)
+{
+    double each = in->expert_bytes * ahead->ns_per_byte,
+           cpu_end = in->now_ns + layer->computed * ahead->cpu_ns;
+    ahead->free_ns = in->now_ns + ft_ahead_link_busy(ahead, in) + layer->fetched * each;
+    layer->link_end = used || layer->fetched ? ahead->free_ns : 0;
+    ahead->layer_end_ns = FT_MAX(cpu_end, layer->link_end > 0 ? layer->link_end + ahead->late_ns : 0);
+    ahead->behind_ns = out->prefetch_count * each;
+    ahead->free_ns += ahead->behind_ns;
+}
+
 void ft_ahead_decided(struct ft_ahead *ahead, const struct ft_layer_in *in, const struct ft_layer_out *out)
 {
-    uint32_t used = 0, fetched = 0;
+    uint32_t used = 0, fetched = 0, computed = 0;
     if (in->layer >= ahead->layer_count || in->prefill)
         return;
     struct ft_ahead_layer *layer = &ahead->layers[in->layer];
     for (uint32_t i = 0; i < in->active_count; i++) {
         used += ft_layer_is_ahead(in, i);
         fetched += out->place[i] == FT_PLACE_FETCH && !ft_layer_is_ahead(in, i);
+        computed += out->place[i] == FT_PLACE_CPU;
     }
     layer->fetched = fetched;
+    layer->computed = computed;
     layer->bytes = (double)fetched * in->expert_bytes;
     if (layer->ordered) {
         ahead->hits += HITS_WEIGHT * ((double)used / layer->ordered - ahead->hits);
@@ -59,6 +84,19 @@ void ft_ahead_decided(struct ft_ahead *ahead, const struct ft_layer_in *in, cons
         }
     }
     layer->ordered = 0;
+    ahead->layer_end_ns = 0;
+    if (in->now_ns > 0)
+        queue_own(ahead, layer, in, out, used);
+}
+
+/* Copies that end before the next layer with experts decides. */
+static double copies_that_fit(const struct ft_ahead *ahead, const struct ft_foreseen *foreseen, double each)
+{
+    const struct ft_ahead_layer *from = &ahead->layers[foreseen->from];
+    double gap = from->gap;
+    if (foreseen->now_ns > 0 && ahead->layer_end_ns > 0 && from->rest > 0)
+        gap = ahead->layer_end_ns + from->rest - FT_MAX(ahead->free_ns, foreseen->now_ns);
+    return gap > 0 && each > 0 ? gap / each + ahead->hits : 0;
 }
 
 uint32_t ft_ahead_choose(struct ft_ahead *ahead, const struct ft_foreseen *foreseen, uint32_t *chosen)
@@ -67,15 +105,18 @@ uint32_t ft_ahead_choose(struct ft_ahead *ahead, const struct ft_foreseen *fores
     if (!ft_ahead_looks(ahead) || foreseen->from >= ahead->layer_count ||
         foreseen->layer >= ahead->layer_count)
         return 0;
-    double gap = ahead->layers[foreseen->from].gap, each = foreseen->expert_bytes * ahead->ns_per_byte;
-    double fit = gap > 0 && each > 0 ? gap / each + ahead->hits : 0;
-    uint32_t most = (uint32_t)FT_MIN(fit, (double)foreseen->room);
+    double each = foreseen->expert_bytes * ahead->ns_per_byte;
+    uint32_t most = (uint32_t)FT_MIN(copies_that_fit(ahead, foreseen, each), (double)foreseen->room);
     if (ahead->always)
         most = FT_MIN(FT_MAX(most, 1u), foreseen->room);
     for (uint32_t i = 0; i < foreseen->count && count < most; i++)
         if (foreseen->slot[i] == FT_NONE)
             chosen[count++] = i;
     ahead->layers[foreseen->layer].ordered = count;
+    if (count && foreseen->now_ns > 0) {
+        ahead->free_ns = FT_MAX(ahead->free_ns, foreseen->now_ns) + count * each;
+        ahead->behind_ns += count * each;
+    }
     return count;
 }
 
@@ -86,12 +127,15 @@ void ft_ahead_observe(struct ft_ahead *ahead, const struct ft_observation *o)
         return;
     struct ft_ahead_layer *layer = &ahead->layers[o->layer];
     if (o->op == FT_OP_POLICY) {
+        layer->asked = o->start_ns;
         layer->begin = end;
     } else if (o->wait == FT_WAIT_LINK) { /* copies of a GPU show their end only here */
         layer->end = FT_MAX(layer->end, end);
         layer->waited |= o->duration_ns >= WAITED_NS;
     } else if (o->op == FT_OP_FETCH && o->bytes) {
         layer->end = FT_MAX(layer->end, end);
+    } else if (o->lane == FT_LANE_CPU && o->op == FT_OP_EXPERT_DOWN) {
+        layer->computed_end = FT_MAX(layer->computed_end, end);
     }
 }
 
@@ -107,23 +151,31 @@ static void learn_layer(struct ft_ahead *ahead, uint32_t index)
         return;
     if (ahead->open_end > 0)
         note(&ahead->layers[ahead->open_layer].gap, FT_MAX(layer->begin - ahead->open_end, 1.0), GAP_WEIGHT);
+    if (ahead->open_last > 0)
+        note(&ahead->layers[ahead->open_layer].rest, FT_MAX(layer->asked - ahead->open_last, 1.0),
+             GAP_WEIGHT);
     bool copied = layer->fetched && layer->end > layer->begin;
+    if (layer->computed && layer->computed_end > layer->begin)
+        note(&ahead->cpu_ns, (layer->computed_end - layer->asked) / layer->computed, EACH_WEIGHT);
+    if (layer->link_end > 0 && layer->waited)
+        ahead->late_ns += LATE_WEIGHT * (FT_MAX(layer->end - layer->link_end, 0.0) - ahead->late_ns);
     if (copied && layer->waited && layer->fetched >= COPIES_MIN && !ahead->measured)
         note(&ahead->ns_per_byte, (layer->end - layer->begin) / layer->bytes, EACH_WEIGHT);
     ahead->open_layer = index;
     ahead->open_end = copied ? layer->end : layer->fetched ? 0 : layer->begin;
+    ahead->open_last = FT_MAX(FT_MAX(layer->waited ? layer->end : 0, layer->computed_end), layer->begin);
 }
 
 void ft_ahead_step_end(struct ft_ahead *ahead, const struct ft_step_summary *summary)
 {
     bool learns = !ahead->frozen && !summary->prefill;
     if (!learns)
-        ahead->open_end = 0;
+        ahead->open_end = ahead->open_last = 0;
     for (uint32_t i = 0; i < ahead->layer_count; i++) {
         struct ft_ahead_layer *layer = &ahead->layers[i];
         if (learns)
             learn_layer(ahead, i);
-        *layer = (struct ft_ahead_layer){.gap = layer->gap};
+        *layer = (struct ft_ahead_layer){.gap = layer->gap, .rest = layer->rest};
     }
     if (learns)
         ft_trial_step(&ahead->trial, summary->rows, summary->duration_ns);

@@ -3,10 +3,13 @@
  * auto: of all splits of a layer's misses (f of them fetched, the rest on the CPU) the one that ends first.
  *
  *   link   = queue + fixed + f * bytes / rate                    rate: alone, or with the CPU at work (0 < f < misses)
- *   fetch  = max(link, residents computed) + f * bytes / device rate
- *   cpu    = queue + fixed + sum of rows factors * bytes / rate  rows factor: 1 up to 2 rows, then rows / 2
+ *   fetch  = max(link, residents computed) + f * bytes / device rate + kernels
+ *   cpu    = queue + fixed + sum of rows factors * bytes / rate + flag    rows factor: 1 up to 2 rows, then rows / 2
  *   end    = max(fetch, cpu)
  *   score  = end - f * (what a fetched expert saves later)
+ *
+ * queue of the link: copies made ahead that are still on their way (planner/ahead.h). kernels: what the device takes over
+ * fetched experts besides reading them, measured. flag: from the CPU's last tile to the device.
  *
  * Which ones are fetched: those with most work for the CPU (rows above 2), then the most recently used.
  *
@@ -55,6 +58,9 @@ static const double cpu_rates[FT_FORMAT_COUNT] = {[FT_FORMAT_NVFP4] = 20e9,
 #define FLAG_NS 6000.0
 #define CPU_DISPATCH_NS 15000.0 /* wake, first tile, last tile, flag back */
 
+#define KERNELS_NS 12000.0     /* up and down over fetched experts */
+#define KERNELS_WEIGHT 0.03125 /* of a layer */
+
 #define ROWS_FREE 2u     /* rows that cost the CPU no more than one: it waits for the bytes */
 #define HITS_MAX 16.0    /* of one fetch: beyond it the estimate is noise */
 #define VALUE_WEIGHT 0.5 /* of later savings: they are a guess, the end of the layer is not */
@@ -94,8 +100,10 @@ struct cost {
 struct seen {
     bool decided, both;
     struct cost cost[LANES];
-    double begin, end[LANES]; /* begin 0: not heard of */
-    bool fetched_in_time;     /* end[LINK] is an upper bound */
+    double busy_ns;               /* the link's queue when it decided */
+    double begin, end[LANES];     /* begin 0: not heard of */
+    double group_begin, group_ns; /* the device's last group of experts */
+    bool fetched_in_time;         /* end[LINK] is an upper bound */
 };
 
 struct reuse {
@@ -109,12 +117,14 @@ struct auto_state {
     double rate[LANES][2][FT_FORMAT_COUNT]; /* bytes per s: [alone, both] */
     double fixed[LANES];
     double device_ns_per_byte;
+    double kernels_ns, flag_ns;
     struct belief belief[LANES][2];
     double since_ns[WAYS]; /* predicted time of layers since the way was last chosen */
     uint32_t since_layers[WAYS];
     bool tried[WAYS];
     uint32_t probe_layer; /* no probe in front of this one */
     struct reuse reuse;
+    double link_busy_ns; /* of the layer at hand */
     /* of the running step */
     bool chosen[WAYS];
     double layers_ns;
@@ -155,7 +165,9 @@ static void init_rates(struct auto_state *s, const struct ft_machine *m)
         s->rate[CPU][0][f] = cpu;
         s->rate[CPU][1][f] = measured ? FT_MIN(cpu, m->cpu_overlap_bytes_per_s) : CPU_BOTH_SHARE * cpu;
     }
-    s->fixed[LINK] = COPY_ISSUE_NS + known_or(m->rendezvous_ns, FLAG_NS);
+    s->flag_ns = known_or(m->rendezvous_ns, FLAG_NS);
+    s->kernels_ns = KERNELS_NS;
+    s->fixed[LINK] = COPY_ISSUE_NS + s->flag_ns;
     s->fixed[CPU] = m->wake_ns > 0 || m->rendezvous_ns > 0 ? m->wake_ns + 2 * m->job_ns + m->rendezvous_ns
                                                            : CPU_DISPATCH_NS;
     s->device_ns_per_byte = m->device_read_bytes_per_s > 0 ? 1e9 / m->device_read_bytes_per_s : 0;
@@ -237,12 +249,13 @@ static struct split split_of(const struct auto_state *s, const struct ft_layer_i
     struct split x = {.fetched = fetched, .both = fetched && cpu_experts > 0};
     x.cost[LINK] = cost_of(s, LINK, x.both, in, fetched);
     x.cost[CPU] = cost_of(s, CPU, x.both, in, cpu_experts);
-    if (fetched)
-        x.fetch_ns =
-            FT_MAX(in->link_busy_ns + time_of(s, LINK, x.both, in->layer, &x.cost[LINK]), resident_ns) +
-            fetched * (double)in->expert_bytes * s->device_ns_per_byte;
+    double link_ns =
+        s->link_busy_ns + (fetched ? time_of(s, LINK, x.both, in->layer, &x.cost[LINK]) : s->flag_ns);
+    if (fetched || s->place.ahead_count)
+        x.fetch_ns = FT_MAX(link_ns, resident_ns) + s->kernels_ns +
+                     (fetched + s->place.ahead_count) * (double)in->expert_bytes * s->device_ns_per_byte;
     if (cpu_experts > 0)
-        x.cpu_ns = in->cpu_busy_ns + time_of(s, CPU, x.both, in->layer, &x.cost[CPU]);
+        x.cpu_ns = in->cpu_busy_ns + time_of(s, CPU, x.both, in->layer, &x.cost[CPU]) + s->flag_ns;
     x.end_ns = FT_MAX(FT_MAX(x.fetch_ns, x.cpu_ns), resident_ns);
     return x;
 }
@@ -402,8 +415,10 @@ static void note_layer(struct auto_state *s, const struct ft_layer_in *in, struc
     s->layers_ns += x.end_ns;
     s->miss_layers++;
     if (in->layer < s->layer_count)
-        s->layers[in->layer] = (struct seen){
-            .decided = true, .both = x.both, .cost = {[LINK] = x.cost[LINK], [CPU] = x.cost[CPU]}};
+        s->layers[in->layer] = (struct seen){.decided = true,
+                                             .both = x.both,
+                                             .busy_ns = s->link_busy_ns,
+                                             .cost = {[LINK] = x.cost[LINK], [CPU] = x.cost[CPU]}};
 }
 
 static void decide_layer(void *state, const struct ft_layer_in *in, struct ft_layer_out *out)
@@ -414,6 +429,7 @@ static void decide_layer(void *state, const struct ft_layer_in *in, struct ft_la
     if (!in->has_device)
         return;
     uint32_t ahead = s->place.ahead_count, rest = misses - ahead;
+    s->link_busy_ns = in->link_busy_ns + ft_ahead_link_busy(&s->ahead, in);
     if (misses) {
         double cpu_experts = sort_misses(s, in);
         struct split x = {0};
@@ -457,6 +473,9 @@ static void observe(void *state, const struct ft_observation *o)
     } else if (o->op == FT_OP_EXPERT_DEVICE && o->bytes && o->duration_ns > 0) {
         s->device_bytes += (double)o->bytes;
         s->device_ns += o->duration_ns;
+    } else if (o->op == FT_OP_EXPERT_DEVICE && o->start_ns > seen->group_begin) {
+        seen->group_begin = o->start_ns;
+        seen->group_ns = o->duration_ns;
     }
 }
 
@@ -511,8 +530,11 @@ static void learn_layers(struct auto_state *s)
         struct seen *seen = &s->layers[i];
         for (uint32_t lane = 0; lane < LANES && seen->decided && seen->begin > 0; lane++)
             if (seen->end[lane] > seen->begin)
-                learn(s, (enum lane)lane, seen->both, i, &seen->cost[lane], seen->end[lane] - seen->begin,
+                learn(s, (enum lane)lane, seen->both, i, &seen->cost[lane],
+                      seen->end[lane] - seen->begin - (lane == LINK ? seen->busy_ns : 0),
                       lane == LINK && seen->fetched_in_time);
+        if (seen->end[LINK] > 0 && seen->group_begin >= seen->end[LINK])
+            s->kernels_ns += KERNELS_WEIGHT * (seen->group_ns - s->kernels_ns);
     }
     for (uint32_t lane = 0; lane < LANES; lane++)
         keep_mean(s, (enum lane)lane);

@@ -7,6 +7,8 @@
 #define GAP_WEIGHT 0.125    /* of a step in the gap and the rest behind a layer */
 #define LATE_NS 20000.0     /* issue of the copies, flag behind them; an H200: 28 us */
 #define LATE_WEIGHT 0.03125 /* of a layer */
+#define STRETCH_WEIGHT 0.03125
+#define STRETCH_MAX 3.0
 #define EACH_WEIGHT 0.03125 /* of a layer */
 #define HITS_WEIGHT 0.03125 /* of a layer */
 #define HITS_FIRST 0.5
@@ -30,6 +32,7 @@ void ft_ahead_init(struct ft_ahead *ahead, const struct ft_policy_params *params
                                                      : link > 0 ? link
                                                                 : LINK_RATE),
                                .hits = HITS_FIRST,
+                               .stretch = 1,
                                .late_ns = LATE_NS,
                                .layer_count = ft_ahead_layers(params),
                                .layers = layers};
@@ -56,6 +59,7 @@ static void queue_own(struct ft_ahead *ahead, struct ft_ahead_layer *layer, cons
     double each = in->expert_bytes * ahead->ns_per_byte,
            cpu_end = in->now_ns + layer->computed * ahead->cpu_ns;
     ahead->free_ns = in->now_ns + ft_ahead_link_busy(ahead, in) + layer->fetched * each;
+    layer->each = each;
     layer->link_end = used || layer->fetched ? ahead->free_ns : 0;
     ahead->layer_end_ns = FT_MAX(cpu_end, layer->link_end > 0 ? layer->link_end + ahead->late_ns : 0);
     ahead->behind_ns = out->prefetch_count * each;
@@ -83,6 +87,7 @@ void ft_ahead_decided(struct ft_ahead *ahead, const struct ft_layer_in *in, cons
             ahead->hits = HITS_FIRST; /* of the next attempt */
         }
     }
+    layer->front = layer->ordered;
     layer->ordered = 0;
     ahead->layer_end_ns = 0;
     if (in->now_ns > 0)
@@ -105,7 +110,7 @@ uint32_t ft_ahead_choose(struct ft_ahead *ahead, const struct ft_foreseen *fores
     if (!ft_ahead_looks(ahead) || foreseen->from >= ahead->layer_count ||
         foreseen->layer >= ahead->layer_count)
         return 0;
-    double each = foreseen->expert_bytes * ahead->ns_per_byte;
+    double each = foreseen->expert_bytes * ahead->ns_per_byte * ahead->stretch;
     uint32_t most = (uint32_t)FT_MIN(copies_that_fit(ahead, foreseen, each), (double)foreseen->room);
     if (ahead->always)
         most = FT_MIN(FT_MAX(most, 1u), foreseen->room);
@@ -144,6 +149,22 @@ static void note(double *value, double now, double weight)
     *value += (*value > 0 ? weight : 1) * (now - *value);
 }
 
+/* Where the queue said that the layer's copies would end, and where they did. */
+static void learn_queue(struct ft_ahead *ahead, const struct ft_ahead_layer *layer)
+{
+    if (!(layer->link_end > 0))
+        return;
+    if (!layer->front && layer->waited)
+        ahead->late_ns += LATE_WEIGHT * (FT_MAX(layer->end - layer->link_end, 0.0) - ahead->late_ns);
+    if (!layer->front || !(layer->each > 0))
+        return;
+    /* What nobody waited for ended before the decision did. */
+    double beyond = layer->waited ? layer->end - ahead->late_ns - layer->link_end
+                                  : FT_MIN(layer->begin - layer->link_end, 0.0);
+    double stretch = ahead->stretch + STRETCH_WEIGHT * beyond / (layer->front * layer->each);
+    ahead->stretch = FT_MIN(FT_MAX(stretch, 1.0), STRETCH_MAX);
+}
+
 static void learn_layer(struct ft_ahead *ahead, uint32_t index)
 {
     struct ft_ahead_layer *layer = &ahead->layers[index];
@@ -157,8 +178,7 @@ static void learn_layer(struct ft_ahead *ahead, uint32_t index)
     bool copied = layer->fetched && layer->end > layer->begin;
     if (layer->computed && layer->computed_end > layer->begin)
         note(&ahead->cpu_ns, (layer->computed_end - layer->asked) / layer->computed, EACH_WEIGHT);
-    if (layer->link_end > 0 && layer->waited)
-        ahead->late_ns += LATE_WEIGHT * (FT_MAX(layer->end - layer->link_end, 0.0) - ahead->late_ns);
+    learn_queue(ahead, layer);
     if (copied && layer->waited && layer->fetched >= COPIES_MIN && !ahead->measured)
         note(&ahead->ns_per_byte, (layer->end - layer->begin) / layer->bytes, EACH_WEIGHT);
     ahead->open_layer = index;

@@ -104,6 +104,7 @@ struct seen {
     double begin, end[LANES];     /* begin 0: not heard of */
     double group_begin, group_ns; /* the device's last group of experts */
     bool fetched_in_time;         /* end[LINK] is an upper bound */
+    bool behind_others;           /* copies made ahead were in front of its own */
 };
 
 struct reuse {
@@ -418,6 +419,7 @@ static void note_layer(struct auto_state *s, const struct ft_layer_in *in, struc
         s->layers[in->layer] = (struct seen){.decided = true,
                                              .both = x.both,
                                              .busy_ns = s->link_busy_ns,
+                                             .behind_others = s->link_busy_ns > 0 || s->place.ahead_count,
                                              .cost = {[LINK] = x.cost[LINK], [CPU] = x.cost[CPU]}};
 }
 
@@ -524,12 +526,19 @@ static void keep_mean(struct auto_state *s, enum lane lane)
     }
 }
 
+/* Copies in front of a layer's own blur what these took; a look through the blur is better than none for long. */
+static bool tells_of_link(const struct auto_state *s, const struct seen *seen)
+{
+    const struct belief *b = &s->belief[LINK][seen->both];
+    return !seen->behind_others || !b->known || b->idle >= IDLE_LAYERS;
+}
+
 static void learn_layers(struct auto_state *s)
 {
     for (uint32_t i = 0; i < s->layer_count; i++) {
         struct seen *seen = &s->layers[i];
         for (uint32_t lane = 0; lane < LANES && seen->decided && seen->begin > 0; lane++)
-            if (seen->end[lane] > seen->begin)
+            if (seen->end[lane] > seen->begin && (lane == CPU || tells_of_link(s, seen)))
                 learn(s, (enum lane)lane, seen->both, i, &seen->cost[lane],
                       seen->end[lane] - seen->begin - (lane == LINK ? seen->busy_ns : 0),
                       lane == LINK && seen->fetched_in_time);

@@ -6,9 +6,11 @@
 #define WAITED_NS 4000.0    /* of the device, from which on the end of a wait is the end of the copies */
 #define GAP_WEIGHT 0.125    /* of a step in the gap and the rest behind a layer */
 #define LATE_NS 20000.0     /* issue of the copies, flag behind them; an H200: 28 us */
-#define LATE_WEIGHT 0.03125 /* of a layer */
-#define STRETCH_WEIGHT 0.03125
-#define STRETCH_MAX 3.0
+#define QUEUE_WEIGHT 0.0625 /* of a layer in what is learned about the queue */
+#define STRETCH_MIN 0.25
+#define STRETCH_MAX 4.0
+#define CLAMP 4.0
+#define BLUR_NS 10000.0     /* later than that the copies in front were still on their way */
 #define EACH_WEIGHT 0.03125 /* of a layer */
 #define HITS_WEIGHT 0.03125 /* of a layer */
 #define HITS_FIRST 0.5
@@ -32,6 +34,7 @@ void ft_ahead_init(struct ft_ahead *ahead, const struct ft_policy_params *params
                                                      : link > 0 ? link
                                                                 : LINK_RATE),
                                .hits = HITS_FIRST,
+                               .own = 1,
                                .stretch = 1,
                                .late_ns = LATE_NS,
                                .layer_count = ft_ahead_layers(params),
@@ -62,7 +65,7 @@ static void queue_own(struct ft_ahead *ahead, struct ft_ahead_layer *layer, cons
     layer->each = each;
     layer->link_end = used || layer->fetched ? ahead->free_ns : 0;
     ahead->layer_end_ns = FT_MAX(cpu_end, layer->link_end > 0 ? layer->link_end + ahead->late_ns : 0);
-    ahead->behind_ns = out->prefetch_count * each;
+    ahead->behind_ns = out->prefetch_count * each * ahead->stretch;
     ahead->free_ns += ahead->behind_ns;
 }
 
@@ -149,20 +152,30 @@ static void note(double *value, double now, double weight)
     *value += (*value > 0 ? weight : 1) * (now - *value);
 }
 
-/* Where the queue said that the layer's copies would end, and where they did. */
+static double within(double value, double least, double most)
+{
+    return FT_MIN(FT_MAX(value, least), most);
+}
+
+/* Where the queue said that the layer's copies would end, and where they did. What came later (normalised least mean
+ * squares over late and own) is put down to the copies in front if there were any then. */
 static void learn_queue(struct ft_ahead *ahead, const struct ft_ahead_layer *layer)
 {
-    if (!(layer->link_end > 0))
+    double front = layer->front * layer->each, own = layer->fetched * layer->each;
+    if (!(layer->link_end > 0) || !(layer->each > 0))
         return;
-    if (!layer->front && layer->waited)
-        ahead->late_ns += LATE_WEIGHT * (FT_MAX(layer->end - layer->link_end, 0.0) - ahead->late_ns);
-    if (!layer->front || !(layer->each > 0))
-        return;
-    /* What nobody waited for ended before the decision did. */
-    double beyond = layer->waited ? layer->end - ahead->late_ns - layer->link_end
-                                  : FT_MIN(layer->begin - layer->link_end, 0.0);
-    double stretch = ahead->stretch + STRETCH_WEIGHT * beyond / (layer->front * layer->each);
-    ahead->stretch = FT_MIN(FT_MAX(stretch, 1.0), STRETCH_MAX);
+    double beyond = layer->end - ahead->late_ns - layer->link_end;
+    if (!layer->waited) /* all of it was there when the layer decided, or soon after */
+        beyond = FT_MIN(layer->begin - layer->link_end, 0.0);
+    double most = CLAMP * (LATE_NS + own + front); /* one slow layer may be an accident */
+    beyond = within(beyond, -most, most);
+    if (front > 0 && (layer->busy > 0 || beyond > BLUR_NS)) {
+        ahead->stretch = within(ahead->stretch + QUEUE_WEIGHT * beyond / front, STRETCH_MIN, STRETCH_MAX);
+    } else if (layer->waited) {
+        double move = QUEUE_WEIGHT * beyond / (LATE_NS * LATE_NS + own * own);
+        ahead->late_ns = FT_MAX(ahead->late_ns + move * LATE_NS * LATE_NS, 0.0);
+        ahead->own = within(ahead->own + move * own, STRETCH_MIN, STRETCH_MAX);
+    }
 }
 
 static void learn_layer(struct ft_ahead *ahead, uint32_t index)

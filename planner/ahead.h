@@ -5,8 +5,9 @@
  *   free   when the link will have made all copies that were ordered: a queue of which each takes as long as the others
  *   next   when the next layer with experts will decide: end of this one (copies, or experts of the CPU) + rest
  *   rest   from the end of a layer's last expert to the next decision, a moving average per layer
- *   each   of one copy, as measured on opening, else from copies that a layer waited for; copies made ahead take `stretch`
- *          times as long, because the workers read the same memory beside them
+ *   each   of one copy, as measured on opening, else from copies that a layer waited for. Both are rough: a layer's own
+ *          copies take `own` times as long, those made ahead, beside which workers read the same memory, `stretch` times,
+ *          and the device sees the last one `late` behind the queue's end. All three are learned where the device waited.
  *   p      share of the copies made ahead that are asked for
  *
  * n copies go ahead when they end within next - free + p each: a copy that is not done when the next layer asks costs that
@@ -38,7 +39,7 @@ struct ft_ahead_layer {
     uint32_t computed;         /* experts of the CPU */
     uint32_t front;            /* copies made ahead for it */
     double bytes;              /* of its own copies */
-    double each;               /* ns of one, as the queue has it */
+    double each, busy;         /* ns of one copy, before `own`; of the queue in front of its own */
     double link_end;           /* of the copies it needs, as the queue has it; 0 = it needs none */
 };
 
@@ -48,8 +49,8 @@ struct ft_ahead {
     bool measured;              /* the link, before: ns_per_byte stays */
     double ns_per_byte;         /* of copies */
     double hits;                /* p */
-    double stretch;             /* of copies made ahead */
-    double late_ns;             /* from a copy's end, as the queue has it, to the device having seen it */
+    double own, stretch;        /* of copies, see above */
+    double late_ns;             /* issue and flag of copies */
     double cpu_ns;              /* of an expert of the CPU beside others; 0 = not known */
     /* now, by the session's clock; 0 = not known */
     double free_ns, behind_ns; /* the queue's end; how much of it nobody has waited for */

@@ -104,7 +104,6 @@ struct seen {
     double begin, end[LANES];     /* begin 0: not heard of */
     double group_begin, group_ns; /* the device's last group of experts */
     bool fetched_in_time;         /* end[LINK] is an upper bound */
-    bool behind_others;           /* copies made ahead were in front of its own */
 };
 
 struct reuse {
@@ -419,7 +418,6 @@ static void note_layer(struct auto_state *s, const struct ft_layer_in *in, struc
         s->layers[in->layer] = (struct seen){.decided = true,
                                              .both = x.both,
                                              .busy_ns = s->link_busy_ns,
-                                             .behind_others = s->link_busy_ns > 0 || s->place.ahead_count,
                                              .cost = {[LINK] = x.cost[LINK], [CPU] = x.cost[CPU]}};
 }
 
@@ -530,7 +528,7 @@ static void keep_mean(struct auto_state *s, enum lane lane)
 static bool tells_of_link(const struct auto_state *s, const struct seen *seen)
 {
     const struct belief *b = &s->belief[LINK][seen->both];
-    return !seen->behind_others || !b->known || b->idle >= IDLE_LAYERS;
+    return !(seen->busy_ns > 0) || !b->known || b->idle >= IDLE_LAYERS;
 }
 
 static void learn_layers(struct auto_state *s)

@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "planner/ahead.h"
 
-#define LINK_RATE 12e9      /* bytes per s, where nothing was measured */
-#define COPIES_MIN 3u       /* of a layer that tells how long one takes: a single one is half waiting */
-#define WAITED_NS 4000.0    /* of the device, from which on the end of a wait is the end of the copies */
-#define GAP_WEIGHT 0.125    /* of a step in the gap and the rest behind a layer */
-#define LATE_NS 20000.0     /* issue of the copies, flag behind them; an H200: 28 us */
-#define QUEUE_WEIGHT 0.0625 /* of a layer in what is learned about the queue */
-#define STRETCH_MIN 0.25
-#define STRETCH_MAX 4.0
-#define CLAMP 4.0
+#define LINK_RATE 12e9   /* bytes per s, where nothing was measured */
+#define COPIES_MIN 3u    /* of a layer that tells how long one takes: a single one is half waiting */
+#define WAITED_NS 4000.0 /* of the device, from which on the end of a wait is the end of the copies */
+#define GAP_WEIGHT 0.125 /* of a step in the gap and the rest behind a layer */
+#define LATE_NS 25000.0  /* issue of the copies, flag behind them, on an H200 */
+/* Steps of a layer in what is learned about the queue: the way to the median, whatever one slow layer was. */
+#define LATE_STEP_NS 250.0
+#define LATE_MAX_NS 100000.0
+#define OWN_STEP 0.002
+#define STRETCH_STEP 0.01
+#define FACTOR_MIN 0.5
+#define FACTOR_MAX 3.0
+#define QUEUE_KNOWN 64u     /* layers */
 #define BLUR_NS 10000.0     /* later than that the copies in front were still on their way */
 #define EACH_WEIGHT 0.03125 /* of a layer */
 #define HITS_WEIGHT 0.03125 /* of a layer */
@@ -53,6 +57,13 @@ double ft_ahead_link_busy(const struct ft_ahead *ahead, const struct ft_layer_in
     /* The device has waited for everything but what was ordered behind the last layer's own copies. */
     double busy = in->now_ns > 0 ? FT_MIN(ahead->free_ns - in->now_ns, ahead->behind_ns) : 0;
     return FT_MAX(busy, 0.0);
+}
+
+double ft_ahead_link_ns(const struct ft_ahead *ahead, const struct ft_layer_in *in, uint32_t fetched)
+{
+    if (!(in->now_ns > 0) || ahead->queue_known < QUEUE_KNOWN)
+        return 0;
+    return ahead->late_ns + (double)fetched * in->expert_bytes * ahead->ns_per_byte * ahead->own;
 }
 
 /* The layer's own copies join the queue, and behind them those that it keeps for later. */
@@ -157,24 +168,22 @@ static double within(double value, double least, double most)
     return FT_MIN(FT_MAX(value, least), most);
 }
 
-/* Where the queue said that the layer's copies would end, and where they did. What came later (normalised least mean
- * squares over late and own) is put down to the copies in front if there were any then. */
+/* Where the queue said that the layer's copies would end, and where they did: what came later or sooner is put down to the
+ * copies in front if there can have been any left, else to the layer's own. */
 static void learn_queue(struct ft_ahead *ahead, const struct ft_ahead_layer *layer)
 {
-    double front = layer->front * layer->each, own = layer->fetched * layer->each;
-    if (!(layer->link_end > 0) || !(layer->each > 0))
+    if (!(layer->link_end > 0))
         return;
     double beyond = layer->end - ahead->late_ns - layer->link_end;
     if (!layer->waited) /* all of it was there when the layer decided, or soon after */
         beyond = FT_MIN(layer->begin - layer->link_end, 0.0);
-    double most = CLAMP * (LATE_NS + own + front); /* one slow layer may be an accident */
-    beyond = within(beyond, -most, most);
-    if (front > 0 && (layer->busy > 0 || beyond > BLUR_NS)) {
-        ahead->stretch = within(ahead->stretch + QUEUE_WEIGHT * beyond / front, STRETCH_MIN, STRETCH_MAX);
+    double way = (beyond > 0) - (beyond < 0);
+    if (layer->front && (layer->busy > 0 || beyond > layer->each / 2)) {
+        ahead->stretch = within(ahead->stretch + STRETCH_STEP * way, FACTOR_MIN, FACTOR_MAX);
     } else if (layer->waited) {
-        double move = QUEUE_WEIGHT * beyond / (LATE_NS * LATE_NS + own * own);
-        ahead->late_ns = FT_MAX(ahead->late_ns + move * LATE_NS * LATE_NS, 0.0);
-        ahead->own = within(ahead->own + move * own, STRETCH_MIN, STRETCH_MAX);
+        ahead->late_ns = within(ahead->late_ns + LATE_STEP_NS * way, 0, LATE_MAX_NS);
+        ahead->own = within(ahead->own + OWN_STEP * layer->fetched * way, FACTOR_MIN, FACTOR_MAX);
+        ahead->queue_known += layer->fetched > 0;
     }
 }
 

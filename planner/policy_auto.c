@@ -242,6 +242,15 @@ struct split {
     double fetch_ns, cpu_ns, end_ns, score;
 };
 
+/* Of a layer's own copies, none of them too: the queue of the look-ahead knows better where it has been watched. */
+static double link_ns_of(const struct auto_state *s, const struct ft_layer_in *in, const struct split *x)
+{
+    double queue_ns = in->prefill ? 0 : ft_ahead_link_ns(&s->ahead, in, x->fetched);
+    if (queue_ns > 0)
+        return queue_ns;
+    return x->fetched ? time_of(s, LINK, x->both, in->layer, &x->cost[LINK]) : s->flag_ns;
+}
+
 /* cpu_experts: sum of the rows factors of those left. resident_ns: until the device has computed what it holds. */
 static struct split split_of(const struct auto_state *s, const struct ft_layer_in *in, uint32_t fetched,
                              double cpu_experts, double resident_ns)
@@ -249,8 +258,7 @@ static struct split split_of(const struct auto_state *s, const struct ft_layer_i
     struct split x = {.fetched = fetched, .both = fetched && cpu_experts > 0};
     x.cost[LINK] = cost_of(s, LINK, x.both, in, fetched);
     x.cost[CPU] = cost_of(s, CPU, x.both, in, cpu_experts);
-    double link_ns =
-        s->link_busy_ns + (fetched ? time_of(s, LINK, x.both, in->layer, &x.cost[LINK]) : s->flag_ns);
+    double link_ns = s->link_busy_ns + link_ns_of(s, in, &x);
     if (fetched || s->place.ahead_count)
         x.fetch_ns = FT_MAX(link_ns, resident_ns) + s->kernels_ns +
                      (fetched + s->place.ahead_count) * (double)in->expert_bytes * s->device_ns_per_byte;

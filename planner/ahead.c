@@ -72,8 +72,9 @@ static void queue_own(struct ft_ahead *ahead, struct ft_ahead_layer *layer, cons
 {
     double each = in->expert_bytes * ahead->ns_per_byte,
            cpu_end = in->now_ns + layer->computed * ahead->cpu_ns;
-    ahead->free_ns = in->now_ns + ft_ahead_link_busy(ahead, in) + layer->fetched * each;
+    layer->busy = ft_ahead_link_busy(ahead, in);
     layer->each = each;
+    ahead->free_ns = in->now_ns + layer->busy + layer->fetched * each * ahead->own;
     layer->link_end = used || layer->fetched ? ahead->free_ns : 0;
     ahead->layer_end_ns = FT_MAX(cpu_end, layer->link_end > 0 ? layer->link_end + ahead->late_ns : 0);
     ahead->behind_ns = out->prefetch_count * each * ahead->stretch;

@@ -10,7 +10,8 @@
 #define LATE_STEP_NS 250.0
 #define LATE_MAX_NS 100000.0
 #define OWN_STEP 0.002
-#define STRETCH_STEP 0.01
+#define STRETCH_MORE 0.002  /* copies ahead were late */
+#define STRETCH_LESS 0.0005 /* they were there: one layer of five may be late */
 #define FACTOR_MIN 0.5
 #define FACTOR_MAX 3.0
 #define QUEUE_KNOWN 64u     /* layers */
@@ -77,7 +78,7 @@ static void queue_own(struct ft_ahead *ahead, struct ft_ahead_layer *layer, cons
     ahead->free_ns = in->now_ns + layer->busy + layer->fetched * each * ahead->own;
     layer->link_end = used || layer->fetched ? ahead->free_ns : 0;
     ahead->layer_end_ns = FT_MAX(cpu_end, layer->link_end > 0 ? layer->link_end + ahead->late_ns : 0);
-    ahead->behind_ns = out->prefetch_count * each * ahead->stretch;
+    ahead->behind_ns = out->prefetch_count * each * ahead->own;
     ahead->free_ns += ahead->behind_ns;
 }
 
@@ -116,7 +117,7 @@ static double copies_that_fit(const struct ft_ahead *ahead, const struct ft_fore
     double gap = from->gap;
     if (foreseen->now_ns > 0 && ahead->layer_end_ns > 0 && from->rest > 0)
         gap = ahead->layer_end_ns + from->rest - FT_MAX(ahead->free_ns, foreseen->now_ns);
-    return gap > 0 && each > 0 ? gap / each + ahead->hits : 0;
+    return gap > 0 && each > 0 ? gap / (each * ahead->stretch) : 0;
 }
 
 uint32_t ft_ahead_choose(struct ft_ahead *ahead, const struct ft_foreseen *foreseen, uint32_t *chosen)
@@ -125,7 +126,7 @@ uint32_t ft_ahead_choose(struct ft_ahead *ahead, const struct ft_foreseen *fores
     if (!ft_ahead_looks(ahead) || foreseen->from >= ahead->layer_count ||
         foreseen->layer >= ahead->layer_count)
         return 0;
-    double each = foreseen->expert_bytes * ahead->ns_per_byte * ahead->stretch;
+    double each = foreseen->expert_bytes * ahead->ns_per_byte * ahead->own;
     uint32_t most = (uint32_t)FT_MIN(copies_that_fit(ahead, foreseen, each), (double)foreseen->room);
     if (ahead->always)
         most = FT_MIN(FT_MAX(most, 1u), foreseen->room);
@@ -169,19 +170,17 @@ static double within(double value, double least, double most)
     return FT_MIN(FT_MAX(value, least), most);
 }
 
-/* Where the queue said that the layer's copies would end, and where they did: what came later or sooner is put down to the
- * copies in front if there can have been any left, else to the layer's own. */
+/* Where the queue said that the layer's copies would end, and where they did. Half a copy behind its own means that some in
+ * front were still on their way; else it tells of the layer's own. */
 static void learn_queue(struct ft_ahead *ahead, const struct ft_ahead_layer *layer)
 {
     if (!(layer->link_end > 0))
         return;
-    double beyond = layer->end - ahead->late_ns - layer->link_end;
-    if (!layer->waited) /* all of it was there when the layer decided, or soon after */
-        beyond = FT_MIN(layer->begin - layer->link_end, 0.0);
-    double way = (beyond > 0) - (beyond < 0);
-    if (layer->front && (layer->busy > 0 || beyond > layer->each / 2)) {
-        ahead->stretch = within(ahead->stretch + STRETCH_STEP * way, FACTOR_MIN, FACTOR_MAX);
-    } else if (layer->waited) {
+    double beyond = layer->end - ahead->late_ns - layer->link_end, way = (beyond > 0) - (beyond < 0);
+    bool late = layer->front && layer->waited && beyond + layer->busy > layer->each / 2;
+    if (layer->front)
+        ahead->stretch = within(ahead->stretch + (late ? STRETCH_MORE : -STRETCH_LESS), 1, FACTOR_MAX);
+    if (!late && layer->waited && !(layer->busy > 0)) {
         ahead->late_ns = within(ahead->late_ns + LATE_STEP_NS * way, 0, LATE_MAX_NS);
         ahead->own = within(ahead->own + OWN_STEP * layer->fetched * way, FACTOR_MIN, FACTOR_MAX);
         ahead->queue_known += layer->fetched > 0;

@@ -5,13 +5,16 @@
  *   free   when the link will have made all copies that were ordered: a queue of which each takes as long as the others
  *   next   when the next layer with experts will decide: end of this one (copies, or experts of the CPU) + rest
  *   rest   from the end of a layer's last expert to the next decision, a moving average per layer
- *   each   of one copy, as measured on opening, else from copies that a layer waited for. Both are rough: a layer's own
- *          copies take `own` times as long, those made ahead, beside which workers read the same memory, `stretch` times,
- *          and the device sees the last one `late` behind the queue's end. All three are learned where the device waited.
+ *   each   of one copy, as measured on opening, else from copies that a layer waited for. That is rough: copies take `own`
+ *          times as long, and the device sees the last one `late` behind the queue's end; both are learned where the
+ *          device waited
+ *   stretch  how much longer copies made ahead must be thought to take, beside which workers read the same memory, so that
+ *          four layers of five find them done
  *   p      share of the copies made ahead that are asked for
  *
- * n copies go ahead when they end within next - free + p each: a copy that is not done when the next layer asks costs that
- * layer what is left of it, and saves it a whole one with probability p. Without a clock, or before a layer's rest is
+ * n copies go ahead when n each stretch <= next - free. A copy that is still on its way when the next layer asks stands in
+ * front of that layer's own, and where it ends is not well known: on an H200 steps with 2.3 copies a layer took 11.7 ms,
+ * those with 3.2, which had more of them used, 12.8 (in turn, 60 of each). Without a clock, or before a layer's rest is
  * known, its gap stands for next - free: from the end of its copies to the next decision, a moving average. With p below
  * FT_AHEAD_HITS_MIN, or where steps with look-ahead are longer than those without (planner/trial.h), it is left for a
  * while.
@@ -49,7 +52,7 @@ struct ft_ahead {
     bool measured;              /* the link, before: ns_per_byte stays */
     double ns_per_byte;         /* of copies */
     double hits;                /* p */
-    double own, stretch;        /* of copies, see above */
+    double own, stretch;        /* see above */
     double late_ns;             /* issue and flag of copies */
     uint32_t queue_known;       /* layers that these were learned from */
     double cpu_ns;              /* of an expert of the CPU beside others; 0 = not known */

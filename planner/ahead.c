@@ -7,6 +7,8 @@
 #define GAP_WEIGHT 0.125 /* of a step in the gap and the rest behind a layer */
 #define LATE_NS 25000.0  /* issue of the copies, flag behind them, on an H200 */
 /* Steps of a layer in what is learned about the queue: the way to the median, whatever one slow layer was. */
+#define TELLING 2u
+#define STRETCH_MAX 2.0
 #define LATE_STEP_NS 250.0
 #define LATE_MAX_NS 100000.0
 #define OWN_STEP 0.002
@@ -178,8 +180,9 @@ static void learn_queue(struct ft_ahead *ahead, const struct ft_ahead_layer *lay
         return;
     double beyond = layer->end - ahead->late_ns - layer->link_end, way = (beyond > 0) - (beyond < 0);
     bool late = layer->front && layer->waited && beyond + layer->busy > layer->each / 2;
-    if (layer->front)
-        ahead->stretch = within(ahead->stretch + (late ? STRETCH_MORE : -STRETCH_LESS), 1, FACTOR_MAX);
+    if (layer->front &&
+        layer->fetched <= TELLING) /* behind more of them what came in front is lost in the noise */
+        ahead->stretch = within(ahead->stretch + (late ? STRETCH_MORE : -STRETCH_LESS), 1, STRETCH_MAX);
     if (!late && layer->waited && !(layer->busy > 0)) {
         ahead->late_ns = within(ahead->late_ns + LATE_STEP_NS * way, 0, LATE_MAX_NS);
         ahead->own = within(ahead->own + OWN_STEP * layer->fetched * way, FACTOR_MIN, FACTOR_MAX);

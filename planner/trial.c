@@ -7,6 +7,7 @@
 #define SETTLE 1u       /* steps behind a change that still show what was before */
 #define PAUSE_FIRST 64u /* steps until the next trial */
 #define PAUSE_LAST 4096u
+#define CLEAR 0.95 /* of the time without: sure enough for a longer pause */
 
 enum { WITH, WITHOUT, DECIDED };
 
@@ -29,16 +30,16 @@ static void restart(struct ft_trial *trial)
     trial->round = 0;
 }
 
-static void decide(struct ft_trial *trial, bool on)
+static void decide(struct ft_trial *trial, bool on, uint32_t times)
 {
     begin(trial, DECIDED, on);
-    trial->left = trial->pause;
-    trial->pause = FT_MIN(2 * trial->pause, PAUSE_LAST);
+    trial->left = FT_MIN(times * trial->pause, PAUSE_LAST);
+    trial->pause = FT_MIN(2 * trial->left, PAUSE_LAST);
 }
 
 void ft_trial_reject(struct ft_trial *trial)
 {
-    decide(trial, false);
+    decide(trial, false, 1);
 }
 
 static double median(double *ns)
@@ -80,5 +81,6 @@ void ft_trial_step(struct ft_trial *trial, uint32_t rows, double ns)
         begin(trial, WITH, true);
         return;
     }
-    decide(trial, median(trial->ns[1]) < FREE * median(trial->ns[0]));
+    double with = median(trial->ns[1]), without = median(trial->ns[0]);
+    decide(trial, with < FREE * without, with < CLEAR * without ? 4 : 1);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A habit on trial: it is kept for some steps and left for some, in turn, so that what else changes meanwhile
- * meets both; it goes on only where its steps were hardly longer. Then it is tried again, ever less often. For what is believed to be free while it happens and to
- * pay later, and may not be free where nothing counts it: a copy ahead on a link, say, delays the small reads
- * and writes of a GPU that cross it.
+ * A habit on trial: it is kept for some steps and left for some, in turn, so that what else changes meanwhile meets both;
+ * it goes on only where its steps were hardly longer. Then it is tried again, ever less often, and later where it made
+ * steps clearly shorter. For what is believed to be free while it happens and to pay later, and may not be free where
+ * nothing counts it: a copy ahead on a link, say, delays the small reads and writes of a GPU that cross it.
  *
  * Threads: one at a time. Nothing is allocated; no errors.
  */

@@ -291,20 +291,33 @@ INLINE void step_chunk(enum kind kind, int outs, int rows, const struct ft_matri
 }
 
 #if VFIX_HALF
-/* The last `count` <= VFIX_HALF columns of `outs` rows of packed weights; the panel holds their activations twice. */
-INLINE void step_half(enum kind kind, int outs, int rows, struct cursor *cursor, uint32_t count,
-                      const uint8_t *x, vf (*sum)[ROWS])
-{
+/* The last columns of 1 or 2 rows of packed weights, as one chunk. */
+struct half {
     struct vfixed_weights weights;
-    const struct vfixed_weights *fixed = &weights;
+    vf scale;
+};
+
+/* The last `count` <= VFIX_HALF columns of `outs` rows. */
+INLINE void load_half(enum kind kind, int outs, const struct cursor *cursor, uint32_t count,
+                      struct half *half)
+{
     uint32_t codes = count / (kind == KIND_NVFP4 ? 16 : 32);
     __m128i first = load_codes(kind, &cursor[0], codes), second = first;
     if (outs == 2)
         second = load_codes(kind, &cursor[1], codes);
-    vfixed_decode_halves(cursor[0].data, outs == 2 ? cursor[1].data : NULL, count, &weights);
+    vfixed_decode_halves(cursor[0].data, outs == 2 ? cursor[1].data : NULL, count, &half->weights);
     __m128i both = vfixed_codes_halves(first, second, kind == KIND_NVFP4);
-    vf scale = kind == KIND_NVFP4 ? vfixed_scales_nvfp4(both) : vfixed_scales_mxfp4(both);
-    vf scale2 = vfixed_second(scale);
+    half->scale = kind == KIND_NVFP4 ? vfixed_scales_nvfp4(both) : vfixed_scales_mxfp4(both);
+}
+
+/* Adds them to the sums; the panel holds their activations twice. */
+INLINE void step_half(enum kind kind, int outs, int rows, const struct cursor *cursor, uint32_t count,
+                      const uint8_t *x, vf (*sum)[ROWS])
+{
+    struct half half;
+    const struct vfixed_weights *fixed = &half.weights;
+    load_half(kind, outs, cursor, count, &half);
+    vf scale2 = vfixed_second(half.scale);
     UNROLL for (int r = 0; r < rows; r += VFIX_ROWS)
     {
         vf t[VFIX_ROWS][2];
@@ -312,7 +325,7 @@ INLINE void step_half(enum kind kind, int outs, int rows, struct cursor *cursor,
         vfixed_dot(1, batch, &fixed, x + (size_t)r * PANEL_BYTES, PANEL_BYTES, t);
         UNROLL for (int i = 0; i < batch; i++)
         {
-            sum[0][r + i] = vfixed_add_half(t[i][0], scale, sum[0][r + i]);
+            sum[0][r + i] = vfixed_add_half(t[i][0], half.scale, sum[0][r + i]);
             if (outs == 2)
                 sum[1][r + i] = vfixed_add_half(vfixed_second(t[i][0]), scale2, sum[1][r + i]);
         }
@@ -324,15 +337,16 @@ INLINE void step_half(enum kind kind, int outs, int rows, struct cursor *cursor,
  * first columns of a row: nobody clears them before. */
 struct range {
     uint32_t begin, end;
+    bool careful; /* look at each row's scales; else the caller has looked, or will */
     struct ahead ahead;
 };
 
-/* Do scales of a row need care (NaN, a sign, 2^-127)? */
-INLINE bool has_odd_scales(enum kind kind, const struct ft_matrix *w, uint32_t o, const struct range *range)
+/* Do scales of `columns` columns from the beginning of the range in row o on need care (NaN, a sign, 2^-127)? */
+INLINE bool has_odd_scales(enum kind kind, const struct ft_matrix *w, uint32_t o, const struct range *range,
+                           uint32_t columns)
 {
-    uint32_t block = kind == KIND_NVFP4 ? 16 : 32;
+    uint32_t block = kind == KIND_NVFP4 ? 16 : 32, count = columns / block;
     const uint8_t *codes = (const uint8_t *)w->scale + ((size_t)o * w->in + range->begin) / block;
-    uint32_t count = (range->end - range->begin) / block;
     return kind == KIND_NVFP4 ? vfixed_odd(codes, count, 0, 0x7e) : vfixed_odd(codes, count, 1, 253);
 }
 
@@ -392,6 +406,28 @@ INLINE vf pair_sums(int outs, vf (*sum)[ROWS])
     }
     return vf_sums(all, 1);
 }
+
+/* The same with the last `count` <= VFIX_HALF columns still to come. Their products lie in the order of the first sums of
+ * lanes: one multiply adds them to both rows. */
+INLINE vf pair_sums_and_half(enum kind kind, const struct cursor *cursor, uint32_t count, const uint8_t *x,
+                             vf (*sum)[ROWS])
+{
+    struct half half;
+    const struct vfixed_weights *fixed = &half.weights;
+    vf all[ROWS];
+    load_half(kind, 2, cursor, count, &half);
+    UNROLL for (int r = 0; r < ROWS; r += VFIX_ROWS)
+    {
+        vf t[VFIX_ROWS][2];
+        vfixed_dot(1, VFIX_ROWS, &fixed, x + (size_t)r * PANEL_BYTES, PANEL_BYTES, t);
+        UNROLL for (int i = 0; i < VFIX_ROWS; i++)
+        {
+            vf a = sum[0][r + i], b = sum[1][r + i];
+            all[r + i] = vf_add(vf_fma(t[i][0], half.scale, vf_low_lanes(a, b)), vf_high_lanes(a, b));
+        }
+    }
+    return vf_sums_end(all);
+}
 #endif
 
 /* Adds `outs` weight rows from o on times the rows of the panel to acc, over a range of columns; puts them
@@ -426,6 +462,12 @@ INLINE void dot_rows(enum kind kind, int outs, int rows, const struct ft_matrix 
 #if VFIX_HALF
     if (is_packed(kind) && left && left <= VFIX_HALF) {
         prefetch(ahead, left / 2 * (uint32_t)outs, rows == 1);
+#if PAIRED
+        if (rows == ROWS && outs == 2 && !range->careful) {
+            acc[0][0] = pair_sums_and_half(kind, cursor, left, x, sum);
+            return;
+        }
+#endif
         step_half(kind, outs, rows, cursor, left, x, sum);
         left = 0;
     }
@@ -435,7 +477,8 @@ INLINE void dot_rows(enum kind kind, int outs, int rows, const struct ft_matrix 
     UNROLL for (int j = 0; j < outs; j++)
     {
         bool nan = kind == KIND_FP8 && vcodes_have_nan(cursor[j].seen);
-        if (is_packed(kind) && has_odd_scales(kind, w, o + (uint32_t)j, range)) {
+        if (is_packed(kind) && range->careful &&
+            has_odd_scales(kind, w, o + (uint32_t)j, range, range->end - range->begin)) {
             dot_packed_carefully(kind, (uint32_t)rows, w, o + (uint32_t)j, panel, range, acc[j]);
             UNROLL for (int r = 0; r < rows; r++) sum[j][r] = acc[j][r];
         }
@@ -618,6 +661,21 @@ static struct ahead ahead_of(const struct ft_matrix *w, size_t row_bytes, bool w
     return (struct ahead){whole_rows ? AHEAD : GROUP * row_bytes, SCALES_AHEAD};
 }
 
+/* One call of `dots`. Scales of whole rows that lie one after the other are looked at together and afterwards, when they
+ * are in a cache; a group with odd ones is done again. */
+static void group_dots(enum kind kind, const struct ft_matrix *w, uint32_t o, uint32_t count,
+                       const struct panel *panel, struct range *range, vf (*acc)[ROWS])
+{
+    dot_function *dot = dots[kind][panel->rows > 4 ? 4 : panel->rows - 1];
+    bool whole = range->begin == 0 && range->end == w->in;
+    range->careful = !whole;
+    dot(w, o, count, panel, range, acc);
+    if (is_packed(kind) && whole && has_odd_scales(kind, w, o, range, count * w->in)) {
+        range->careful = true;
+        dot(w, o, count, panel, range, acc);
+    }
+}
+
 /* out[r * TILE + i] = W[o + i] . x[first + r] for i < count, r < rows <= ROWS; count <= TILE unless rows is 1. */
 static void panel_dots(const struct ft_matrix *w, uint32_t o, uint32_t count, const struct ft_rows *x,
                        uint32_t first, uint32_t rows, const struct follow *follow, struct panel *panel,
@@ -647,7 +705,7 @@ static void panel_dots(const struct ft_matrix *w, uint32_t o, uint32_t count, co
             for (uint32_t at = begin; at < panel->end; at += piece) {
                 range.begin = at;
                 range.end = FT_MIN(panel->end, at + piece);
-                dots[kind][rows > 4 ? 4 : rows - 1](w, o + i, group, panel, &range, acc);
+                group_dots(kind, w, o + i, group, panel, &range, acc);
             }
         }
         for (uint32_t j = group; j < GROUP; j++)

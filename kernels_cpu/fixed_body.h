@@ -40,12 +40,16 @@ struct vfixed {
 };
 
 /* Codes c with c - less > largest (modulo 256) among `count`: those of scales that the vectors do not decode. One
- * look at a whole row: maxima kept beside the multiplies of many rows would live on the stack. */
+ * look at whole rows: maxima kept beside the multiplies of many rows would live on the stack. */
 static inline bool vfixed_odd(const uint8_t *codes, uint32_t count, uint8_t less, uint8_t largest)
 {
     const __m256i shift = _mm256_set1_epi8((char)less), most = _mm256_set1_epi8((char)largest);
     __m256i seen = most;
     uint32_t i = 0;
+    for (; i + 128 <= count; i += 128)
+        for (uint32_t j = i; j < i + 128; j += 32)
+            seen = _mm256_max_epu8(
+                seen, _mm256_sub_epi8(_mm256_loadu_si256((const __m256i *)(const void *)(codes + j)), shift));
     for (; i + 32 <= count; i += 32)
         seen = _mm256_max_epu8(
             seen, _mm256_sub_epi8(_mm256_loadu_si256((const __m256i *)(const void *)(codes + i)), shift));

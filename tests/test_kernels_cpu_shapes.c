@@ -216,7 +216,7 @@ TEST(activations_of_extreme_sizes_equal_the_reference)
 }
 
 /* Scales that a fast look-up does not know: zero, negative, subnormal, the largest. */
-TEST(extreme_scales_equal_the_reference)
+TEST(extreme_scales_equal_the_reference_and_the_bits_of_each_row_alone)
 {
     static const uint8_t e4m3[] = {0x00, 0x01, 0x07, 0x80, 0x81, 0xb8, 0x7e, 0xfe};
     static const uint8_t e8m0[] = {0, 1, 2, 100, 200, 215, 0, 127};
@@ -226,19 +226,26 @@ TEST(extreme_scales_equal_the_reference)
         if (!is_packed(shapes[i].format))
             continue;
         struct setting s = setting_make(i);
-        struct ft_rows rows = {.x = s.x, .stride = s.w.in, .count = 6};
+        struct ft_rows rows = {.x = s.x, .stride = s.w.in, .count = 20}; /* two full panels and some */
         bool nvfp4 = s.w.format == FT_FORMAT_NVFP4;
         uint32_t blocks = s.w.in / (nvfp4 ? 16 : 32);
         for (uint32_t o = 0; o < s.w.out; o += 2) /* every second row: its neighbours must not change */
             for (uint32_t b = 0; b < blocks; b++)
                 s.scale[(size_t)o * blocks + b] = (nvfp4 ? e4m3 : e8m0)[random_u32() % 8];
         ref.matmul(&s.w, 0, s.w.out, rows, NULL, s.want, s.w.out);
+        float *alone = malloc(s.w.out * sizeof *alone);
         for (enum ft_isa isa = 0; isa < FT_ISA_COUNT; isa++) {
             if (!isa_start(&kernels, isa))
                 continue;
             kernels.matmul(&s.w, 0, s.w.out, rows, NULL, s.y, s.w.out);
             compare(&s, isa, &rows, "extreme scales");
+            for (uint32_t r = 0; r < rows.count; r++) {
+                struct ft_rows row = {.x = ft_rows_get(&rows, r), .stride = s.w.in, .count = 1};
+                kernels.matmul(&s.w, 0, s.w.out, row, NULL, alone, s.w.out);
+                CHECK(memcmp(alone, s.y + (size_t)r * s.w.out, s.w.out * sizeof(float)) == 0);
+            }
         }
+        free(alone);
         setting_free(&s);
     }
 }
@@ -271,5 +278,6 @@ TEST(what_is_no_number_reaches_its_row_and_no_other)
 }
 
 TEST_MAIN(RUN(many_rows_equal_the_reference_and_the_bits_of_each_row_alone)
-              RUN(activations_of_extreme_sizes_equal_the_reference) RUN(extreme_scales_equal_the_reference)
-                  RUN(what_is_no_number_reaches_its_row_and_no_other))
+              RUN(activations_of_extreme_sizes_equal_the_reference)
+                  RUN(extreme_scales_equal_the_reference_and_the_bits_of_each_row_alone)
+                      RUN(what_is_no_number_reaches_its_row_and_no_other))

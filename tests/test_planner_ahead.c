@@ -177,7 +177,126 @@ TEST(wishes_are_obeyed)
     CHECK_EQ(choose(0, 1, chosen), 1);
 }
 
+/* ---- the queue of the link, against one that really takes `each` ---- */
+
+struct link {
+    double each, late, free; /* ns; when it has done all that was ordered */
+};
+
+/* A decode step of layers with `own` copies and `computed` experts of the CPU (40 us each) and 100 us from a layer's last
+ * expert to the next decision. Returns how many copies that were made ahead were still on their way when their layer decided.
+ */
+static uint32_t timed_step(struct link *link, uint32_t own, uint32_t computed)
+{
+    double asked[LAYERS], seen[LAYERS], cpu_end[LAYERS];
+    uint32_t copied = 0, unfinished = 0;
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        uint32_t expert[8], slot[8], victim[8], count = own + computed + copied, chosen[8];
+        uint8_t place[8], is_ahead[8] = {0};
+        float predicted[8];
+        for (uint32_t i = 0; i < count; i++) {
+            expert[i] = i;
+            slot[i] = FT_NONE;
+            is_ahead[i] = i >= own + computed;
+            place[i] = i < own || is_ahead[i] ? FT_PLACE_FETCH : FT_PLACE_CPU;
+        }
+        struct ft_layer_in in = {.layer = l,
+                                 .active_count = count,
+                                 .expert = expert,
+                                 .slot = slot,
+                                 .ahead = is_ahead,
+                                 .has_device = true,
+                                 .expert_bytes = 1000000,
+                                 .now_ns = now};
+        struct ft_layer_out out = {.place = place, .victim = victim, .predicted_ns = predicted};
+        asked[l] = now;
+        unfinished += link->free > now;
+        ft_ahead_decided(&ahead, &in, &out);
+        link->free = fmax(link->free, now) + own * link->each;
+        seen[l] = link->free + link->late;
+        cpu_end[l] = now + computed * 40000.0;
+        double end = fmax(copied || own ? seen[l] : 0, cpu_end[l]);
+        now += 15000;
+        copied = 0;
+        if (l + 1 < LAYERS && ft_ahead_looks(&ahead)) {
+            uint32_t experts[3] = {1, 2, 3}, slots[3] = {FT_NONE, FT_NONE, FT_NONE};
+            struct ft_foreseen f = {.layer = l + 1,
+                                    .from = l,
+                                    .count = 3,
+                                    .expert = experts,
+                                    .slot = slots,
+                                    .room = 3,
+                                    .now_ns = now,
+                                    .expert_bytes = 1000000};
+            copied = ft_ahead_choose(&ahead, &f, chosen);
+            link->free = fmax(link->free, now) + copied * link->each;
+        }
+        now = fmax(end, now) + 100000;
+    }
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        tell(FT_OP_POLICY, FT_WAIT_NONE, l, asked[l], asked[l] + 8000);
+        tell(FT_OP_EXPERT_DEVICE, FT_WAIT_LINK, l, asked[l] + 10000, fmax(seen[l], asked[l] + 15000));
+        struct ft_observation o = {.op = FT_OP_EXPERT_DOWN,
+                                   .lane = FT_LANE_CPU,
+                                   .layer = l,
+                                   .start_ns = cpu_end[l] - 10000,
+                                   .duration_ns = 10000};
+        if (computed)
+            ft_ahead_observe(&ahead, &o);
+    }
+    struct ft_step_summary summary = {.rows = 1, .duration_ns = 1e6};
+    ft_ahead_step_end(&ahead, &summary);
+    return unfinished;
+}
+
+TEST(the_queue_learns_what_copies_take)
+{
+    static const double factors[] = {0.7, 1, 1.6};
+    for (uint32_t i = 0; i < 3; i++) {
+        struct link link = {.each = factors[i] * EACH, .late = 40000};
+        struct ft_layer_in in = {.expert_bytes = 1000000};
+        begin(false, false, false);
+        for (uint32_t s = 0; s < 400; s++)
+            (void)timed_step(&link, 1 + s % 2, 2);
+        in.now_ns = now;
+        CHECK_NEAR(ft_ahead_link_ns(&ahead, &in, 1), link.late + link.each, 6000);
+        CHECK_NEAR(ft_ahead_link_ns(&ahead, &in, 2), link.late + 2 * link.each, 8000);
+        in.now_ns = 0; /* nothing may depend on the time */
+        CHECK(ft_ahead_link_ns(&ahead, &in, 1) == 0 && ft_ahead_link_busy(&ahead, &in) == 0);
+    }
+}
+
+TEST(copies_ahead_are_done_when_the_next_layer_asks)
+{
+    struct link link = {.each = 1.3 * EACH, .late = 30000};
+    uint32_t unfinished = 0, layers_seen = 0, chosen[8];
+    begin(false, false, false);
+    for (uint32_t s = 0; s < 600; s++) {
+        uint32_t still = timed_step(&link, s % 3, 1 + s % 4);
+        unfinished += s >= 300 ? still : 0;
+        layers_seen += s >= 300 ? LAYERS : 0;
+    }
+    CHECK(unfinished * 5 <= layers_seen);
+    /* What was ordered a moment ago is not done yet; later it is. */
+    struct ft_foreseen f = {.layer = 1,
+                            .from = 0,
+                            .count = 1,
+                            .expert = chosen,
+                            .slot = (const uint32_t[]){FT_NONE},
+                            .room = 1,
+                            .now_ns = now,
+                            .expert_bytes = 1000000};
+    ahead.always = true;
+    CHECK_EQ(ft_ahead_choose(&ahead, &f, chosen), 1);
+    struct ft_layer_in in = {.expert_bytes = 1000000, .now_ns = now + 10000};
+    CHECK_NEAR(ft_ahead_link_busy(&ahead, &in), link.each - 10000, 8000);
+    in.now_ns = now + 2 * link.each;
+    CHECK(ft_ahead_link_busy(&ahead, &in) == 0);
+}
+
 TEST_MAIN(RUN(as_many_copies_go_ahead_as_fit_into_the_links_idle_time)
               RUN(a_link_that_was_not_measured_is_learned)
                   RUN(copies_that_nobody_asks_for_come_to_an_end_and_are_tried_again)
-                      RUN(copies_that_make_steps_longer_come_to_an_end) RUN(wishes_are_obeyed))
+                      RUN(copies_that_make_steps_longer_come_to_an_end) RUN(wishes_are_obeyed)
+                          RUN(the_queue_learns_what_copies_take)
+                              RUN(copies_ahead_are_done_when_the_next_layer_asks))

@@ -9,11 +9,12 @@
 /* Steps of a layer in what is learned about the queue: the way to the median, whatever one slow layer was. */
 #define TELLING 2u
 #define STRETCH_MAX 2.0
-#define LATE_STEP_NS 250.0
+#define LATE_STEP_NS 100.0
 #define LATE_MAX_NS 100000.0
-#define OWN_STEP 0.002
-#define STRETCH_MORE 0.002  /* copies ahead were late */
-#define STRETCH_LESS 0.0005 /* they were there: one layer of five may be late */
+#define OWN_STEP 0.001
+#define OWN_MOST 4.0
+#define STRETCH_MORE 0.006  /* copies ahead were late */
+#define STRETCH_LESS 0.0005 /* they were there: one layer of twelve may be late */
 #define FACTOR_MIN 0.5
 #define FACTOR_MAX 3.0
 #define QUEUE_KNOWN 64u     /* layers */
@@ -172,6 +173,12 @@ static double within(double value, double least, double most)
     return FT_MIN(FT_MAX(value, least), most);
 }
 
+/* Own copies tell of `own` the more the more they are; what they move does not grow with them, lest it swings. */
+static double share_of_own(double fetched)
+{
+    return fetched * OWN_MOST * OWN_MOST / (OWN_MOST * OWN_MOST + fetched * fetched);
+}
+
 /* Where the queue said that the layer's copies would end, and where they did. Half a copy behind its own means that some in
  * front were still on their way; else it tells of the layer's own. */
 static void learn_queue(struct ft_ahead *ahead, const struct ft_ahead_layer *layer)
@@ -185,7 +192,8 @@ static void learn_queue(struct ft_ahead *ahead, const struct ft_ahead_layer *lay
         ahead->stretch = within(ahead->stretch + (late ? STRETCH_MORE : -STRETCH_LESS), 1, STRETCH_MAX);
     if (!late && layer->waited && !(layer->busy > 0)) {
         ahead->late_ns = within(ahead->late_ns + LATE_STEP_NS * way, 0, LATE_MAX_NS);
-        ahead->own = within(ahead->own + OWN_STEP * layer->fetched * way, FACTOR_MIN, FACTOR_MAX);
+        ahead->own =
+            within(ahead->own + OWN_STEP * share_of_own(layer->fetched) * way, FACTOR_MIN, FACTOR_MAX);
         ahead->queue_known += layer->fetched > 0;
     }
 }

@@ -9,7 +9,7 @@
  *          times as long, and the device sees the last one `late` behind the queue's end; both are learned where the
  *          device waited
  *   stretch  how much longer copies made ahead must be thought to take, beside which workers read the same memory, so that
- *          four layers of five find them done
+ *          eleven layers of twelve find them done
  *   p      share of the copies made ahead that are asked for
  *
  * n copies go ahead when n each stretch <= next - free. A copy that is still on its way when the next layer asks stands in

@@ -191,9 +191,9 @@ static uint32_t timed_step(struct link *link, uint32_t own, uint32_t computed)
     double asked[LAYERS], seen[LAYERS], cpu_end[LAYERS];
     uint32_t copied = 0, unfinished = 0;
     for (uint32_t l = 0; l < LAYERS; l++) {
-        uint32_t expert[8], slot[8], victim[8], count = own + computed + copied, chosen[8];
-        uint8_t place[8], is_ahead[8] = {0};
-        float predicted[8];
+        uint32_t expert[24], slot[24], victim[24], count = own + computed + copied, chosen[24];
+        uint8_t place[24], is_ahead[24] = {0};
+        float predicted[24];
         for (uint32_t i = 0; i < count; i++) {
             expert[i] = i;
             slot[i] = FT_NONE;
@@ -266,6 +266,26 @@ TEST(the_queue_learns_what_copies_take)
     }
 }
 
+/* What one step teaches changes the next a little: steps of many copies would otherwise swing from one extreme to the
+ * other. */
+TEST(the_queue_settles_with_many_copies_too)
+{
+    struct link link = {.each = 1.1 * EACH, .late = 30000};
+    struct ft_layer_in in = {.expert_bytes = 1000000};
+    double least = INFINITY, most = 0;
+    begin(false, false, false);
+    for (uint32_t s = 0; s < 600; s++) {
+        (void)timed_step(&link, 11 + s % 3, 4);
+        in.now_ns = now;
+        if (s < 400)
+            continue;
+        least = fmin(least, ft_ahead_link_ns(&ahead, &in, 12));
+        most = fmax(most, ft_ahead_link_ns(&ahead, &in, 12));
+    }
+    CHECK_NEAR(least, link.late + 12 * link.each, 0.04 * 12 * link.each);
+    CHECK_NEAR(most, link.late + 12 * link.each, 0.04 * 12 * link.each);
+}
+
 TEST(copies_ahead_are_done_when_the_next_layer_asks)
 {
     struct link link = {.each = 1.3 * EACH, .late = 30000};
@@ -298,5 +318,5 @@ TEST_MAIN(RUN(as_many_copies_go_ahead_as_fit_into_the_links_idle_time)
               RUN(a_link_that_was_not_measured_is_learned)
                   RUN(copies_that_nobody_asks_for_come_to_an_end_and_are_tried_again)
                       RUN(copies_that_make_steps_longer_come_to_an_end) RUN(wishes_are_obeyed)
-                          RUN(the_queue_learns_what_copies_take)
+                          RUN(the_queue_learns_what_copies_take) RUN(the_queue_settles_with_many_copies_too)
                               RUN(copies_ahead_are_done_when_the_next_layer_asks))

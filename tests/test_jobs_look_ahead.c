@@ -123,6 +123,7 @@ static void note_copy(struct ft_step *step, uint32_t layer, uint32_t expert, cha
 }
 
 struct bench {
+    struct ft_plan plan;
     struct ft_model model;
     struct ft_layer_weights layers[4];
     struct ft_weights weights;
@@ -166,6 +167,7 @@ static void begin(struct bench *b)
     b->step->x.active.ahead = b->ahead;
     b->step->x.active.place = b->place;
     ft_clock_init(&b->step->clock);
+    b->step->plan = &b->plan;
     ft_park_init(&b->step->link.park);
     ft_arena_count(&b->arena, "slots");
     CHECK_OK(push(b, &err), &err);

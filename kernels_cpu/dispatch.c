@@ -11,9 +11,9 @@
 
 /* AVX-512 BF16 (vdpbf16ps) has no version: f32 accuracy takes three pieces of every activation, 12 of it for
  * 128 columns of bf16 weights where f32 takes 8 multiply-adds, at 0.60 and 0.51 cycles each on Zen 5. */
-static const char *const names[FT_ISA_COUNT] = {"ref",       "avx2",          "avx2vnni",
-                                                "avx512",    "avx512vnni",    "avx512amx",
-                                                "avx2-int8", "avx2vnni-int8", "avx512vnni-int8"};
+static const char *const names[FT_ISA_COUNT] = {
+    "ref",       "avx2",          "avx2vnni",       "avx512", "avx512vnni", "avx512amx", "avx512vnni-int16",
+    "avx2-int8", "avx2vnni-int8", "avx512vnni-int8"};
 
 bool ft_read_once_hint;
 
@@ -25,6 +25,11 @@ const char *ft_isa_name(enum ft_isa isa)
 bool ft_isa_is_int8(enum ft_isa isa)
 {
     return isa == FT_ISA_AVX2_INT8 || isa == FT_ISA_AVX2VNNI_INT8 || isa == FT_ISA_AVX512VNNI_INT8;
+}
+
+double ft_isa_fixed_steps(enum ft_isa isa)
+{
+    return ft_isa_is_int8(isa) ? 127 : isa == FT_ISA_AVX512VNNI_INT16 ? 127.0 * 257 : 0x1p22;
 }
 
 #if defined(__x86_64__)
@@ -69,6 +74,7 @@ bool ft_isa_is_available(enum ft_isa isa)
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                __builtin_cpu_supports("avx512dq");
     case FT_ISA_AVX512VNNI:
+    case FT_ISA_AVX512VNNI_INT16:
     case FT_ISA_AVX512VNNI_INT8:
         return ft_isa_is_available(FT_ISA_AVX512) && __builtin_cpu_supports("avx512vnni") &&
                __builtin_cpu_supports("avx512vbmi");
@@ -85,7 +91,7 @@ static void fill(struct ft_kernels *kernels, enum ft_isa isa)
     ft_kernels_fill_ref(kernels);
 #if defined(__x86_64__)
     bool avx512 = isa == FT_ISA_AVX512 || isa == FT_ISA_AVX512VNNI || isa == FT_ISA_AVX512AMX ||
-                  isa == FT_ISA_AVX512VNNI_INT8;
+                  isa == FT_ISA_AVX512VNNI_INT16 || isa == FT_ISA_AVX512VNNI_INT8;
     if (avx512) {
         ft_attention_fill_avx512(kernels);
         ft_delta_fill_avx512(kernels);
@@ -101,6 +107,7 @@ static void fill(struct ft_kernels *kernels, enum ft_isa isa)
         [FT_ISA_AVX512] = ft_matmul_fill_avx512,
         [FT_ISA_AVX512VNNI] = ft_matmul_fill_avx512vnni,
         [FT_ISA_AVX512AMX] = ft_matmul_fill_avx512amx,
+        [FT_ISA_AVX512VNNI_INT16] = ft_matmul_fill_int16_avx512vnni,
         [FT_ISA_AVX2_INT8] = ft_matmul_fill_int8_avx2,
         [FT_ISA_AVX2VNNI_INT8] = ft_matmul_fill_int8_avxvnni,
         [FT_ISA_AVX512VNNI_INT8] = ft_matmul_fill_int8_avx512vnni};
@@ -124,7 +131,7 @@ static bool is_amd(void)
 int ft_kernels_init(struct ft_kernels *kernels, const char *wanted, struct ft_error *err)
 {
     ft_read_once_hint = is_amd();
-    char have[128] = "", all[128] = "";
+    char have[192] = "", all[192] = "";
     bool known = false;
     enum ft_isa best = FT_ISA_REF;
     for (enum ft_isa isa = 0; isa < FT_ISA_COUNT; isa++) {
@@ -134,7 +141,7 @@ int ft_kernels_init(struct ft_kernels *kernels, const char *wanted, struct ft_er
             continue;
         /* Tiles win from about five rows on; a single row of packed weights takes twice as long on them, and
          * any number of rows has to go the same way. Whoever reads long prompts on cores asks for them. */
-        if (!ft_isa_is_int8(isa) && isa != FT_ISA_AVX512AMX)
+        if (!ft_isa_is_int8(isa) && isa != FT_ISA_AVX512VNNI_INT16 && isa != FT_ISA_AVX512AMX)
             best = isa;
         strcat(strcat(have, have[0] ? ", " : ""), names[isa]);
         if (wanted && strcmp(wanted, names[isa]) == 0) {

@@ -6,6 +6,7 @@
  * a unit of its own for every 16 columns, cut into DIGITS signed digits of 8 bits for the byte multiplies:
  *
  *     DIGITS 3   23 bits below the largest of the 16: as good as f32
+ *     DIGITS 2   15 bits: errors of 1e-5, for who asks
  *     DIGITS 1   7 bits: int8 activations, only for who asks
  *
  * Units of 3 digits are powers of two, so that scaling is exact: 127 * (65536 + 256 + 1) is a little less

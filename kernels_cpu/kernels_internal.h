@@ -33,6 +33,7 @@ void ft_matmul_fill_avx512(struct ft_kernels *kernels);
 void ft_matmul_fill_avx512vnni(struct ft_kernels *kernels);
 void ft_matmul_fill_avx512amx(struct ft_kernels *kernels);
 void ft_matmul_fill_int8_avx512vnni(struct ft_kernels *kernels);
+void ft_matmul_fill_int16_avx512vnni(struct ft_kernels *kernels);
 void ft_attention_fill_avx2(struct ft_kernels *kernels);
 void ft_attention_fill_avx512(struct ft_kernels *kernels);
 void ft_delta_fill_avx2(struct ft_kernels *kernels);

@@ -2,8 +2,8 @@
 /*
  * Matrix products by dot_body.h: matmul, expert_up, expert_down, mix_up, row_decode.
  *
- * A version with int8 activations names one with f32 accuracy (EXACT), which takes experts that 8 bits are too few
- * for: ft_activation_takes_int8.
+ * A version with int8 or 16-bit activations names one with f32 accuracy (EXACT), which takes experts that these are too
+ * few bits for: ft_activation_takes_int8.
  */
 #include "kernels_cpu/kernels_internal.h"
 #include "kernels_cpu/vec_math.h"

@@ -23,7 +23,7 @@ static void print_table(const struct ft_bench_kernels_result *results, uint32_t 
 
 static double tolerance_of(enum ft_isa isa)
 {
-    return ft_isa_is_int8(isa) ? 5e-2 : 1e-5;
+    return ft_isa_is_int8(isa) ? 5e-2 : isa == FT_ISA_AVX512VNNI_INT16 ? 2e-4 : 1e-5;
 }
 
 /* A single round: its fraction is of the mean of two reads, of which the result names the better one. */

@@ -100,16 +100,16 @@ static bool isa_start(struct ft_kernels *kernels, enum ft_isa isa)
     return true;
 }
 
-/* What rounding activations to int8 adds: each errs by up to half a step of 1/127 of the largest of its 16. */
-static double int8_error(enum ft_isa isa, const struct ft_matrix *w, uint32_t o, const float *x)
+/* What rounding activations to int8 or 16 bits adds: each errs by up to half a step of the largest of its 16. */
+static double rounding_error(enum ft_isa isa, const struct ft_matrix *w, uint32_t o, const float *x)
 {
     bool packed =
         w->format == FT_FORMAT_NVFP4 || w->format == FT_FORMAT_MXFP4 || w->format == FT_FORMAT_DS_FP4;
     double sum = 0, largest = 0;
-    for (uint32_t i = 0; packed && ft_isa_is_int8(isa) && i < w->in; i++) {
+    for (uint32_t i = 0; packed && ft_isa_fixed_steps(isa) < 0x1p22 && i < w->in; i++) {
         for (uint32_t j = i; i % 16 == 0 && j < i + 16; j++)
             largest = fmax(j == i ? 0 : largest, fabs((double)x[j]));
-        sum += fabs(ft_matrix_element(w, o, i)) * largest / 253;
+        sum += fabs(ft_matrix_element(w, o, i)) * largest * 0.502 / ft_isa_fixed_steps(isa);
     }
     return sum;
 }
@@ -161,7 +161,7 @@ TEST(matmul_equals_reference_for_every_format_and_shape)
                     for (uint32_t o = 0; o < out; o++)
                         check_close(y[(size_t)r * (out + 1) + o], want[(size_t)r * (out + 1) + o],
                                     (magnitude(&w, o, ft_rows_get(&rows, r)) + (b ? 1 : 0)) * 4e-7 +
-                                        int8_error(isa_, &w, o, ft_rows_get(&rows, r)),
+                                        rounding_error(isa_, &w, o, ft_rows_get(&rows, r)),
                                     1, ft_format_name(w.format));
                 CHECK(y[(size_t)rows.count * (out + 1) - (rows.count ? 1 : 0)] == 77);
             }
@@ -314,14 +314,14 @@ TEST(experts_equal_reference_and_bits_do_not_depend_on_grouping)
                 for (uint32_t i = 0; i < width; i++) {
                     double g = magnitude(&t.expert.gate, i, row) + 4, u = magnitude(&t.expert.up, i, row) + 4;
                     check_close(h[(size_t)r * width + i], want_h[(size_t)r * width + i],
-                                g * u * 2e-6 + int8_error(isa_, &t.expert.gate, i, row) * u +
-                                    int8_error(isa_, &t.expert.up, i, row) * g,
+                                g * u * 2e-6 + rounding_error(isa_, &t.expert.gate, i, row) * u +
+                                    rounding_error(isa_, &t.expert.up, i, row) * g,
                                 1, "expert_up");
                 }
                 for (uint32_t o = 0; o < hidden; o++)
                     check_close(y[(size_t)reverse[r] * hidden + o], want_y[(size_t)reverse[r] * hidden + o],
                                 (magnitude(&t.expert.down, o, h + (size_t)r * width) + 4) * 1e-5 +
-                                    int8_error(isa_, &t.expert.down, o, h + (size_t)r * width),
+                                    rounding_error(isa_, &t.expert.down, o, h + (size_t)r * width),
                                 1, "expert_down");
                 kernels.expert_up(&t.expert, 0, width, (struct ft_rows){.x = row, .count = 1}, alone, width);
                 CHECK(memcmp(alone, h + (size_t)r * width, width * 4) == 0);

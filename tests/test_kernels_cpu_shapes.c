@@ -107,7 +107,7 @@ static bool is_packed(enum ft_format format)
 
 /*
  * How far a dot product may be off: a few roundings of sum |w x|, more where one sum runs through all columns
- * (AMX); and for packed formats half a step of the fixed point, whose steps are 2^-22 (int8: 1/127) of the
+ * (AMX); and for packed formats half a step of the fixed point, whose steps are 2^-22 (int8: 1/127, int16: 1/32639) of the
  * largest of 16 columns and never below 2^-126.
  */
 static double bound(enum ft_isa isa, const struct ft_matrix *w, uint32_t o, const float *x)
@@ -119,10 +119,10 @@ static double bound(enum ft_isa isa, const struct ft_matrix *w, uint32_t o, cons
         for (uint32_t j = i; fixed && i % 16 == 0 && j < i + 16; j++)
             largest = fmax(j == i ? 0 : largest, fabs((double)x[j]));
         sum += element * fabs((double)x[i]) * (isa == FT_ISA_AVX512AMX ? 8e-7 : 4e-7) +
-               element * largest * (ft_isa_is_int8(isa) ? 1 / 253.0 : 0x1p-23);
+               element * largest * (0.502 / ft_isa_fixed_steps(isa));
         weights += element;
     }
-    return sum + weights * (fixed ? ft_isa_is_int8(isa) ? 4e-33 : 0x1p-126 : 0) + FLT_MIN;
+    return sum + weights * (fixed ? ft_isa_fixed_steps(isa) < 0x1p22 ? 4e-33 : 0x1p-126 : 0) + FLT_MIN;
 }
 
 static bool isa_start(struct ft_kernels *kernels, enum ft_isa isa)

@@ -79,7 +79,7 @@ const struct ft_option ft_open_option_table[FT_OPEN_OPTION_COUNT] = {
      FIELD(link_delay_us), 0, 1e6},
     {"isa", "NAME",
      "kernels: ref, avx2, avx2vnni, avx512, avx512vnni, avx512amx (for many rows); less exact: "
-     "avx2-int8, avx2vnni-int8, avx512vnni-int8 (also $FT_ISA)",
+     "avx512vnni-int16, avx2-int8, avx2vnni-int8, avx512vnni-int8 (also $FT_ISA)",
      "the best of this core", FT_OPTION_STRING, FIELD(isa), 0, 0},
     {"look-ahead", "auto|on|off",
      "copy experts that the next layer's router will probably choose while the link idles; auto: as far as "

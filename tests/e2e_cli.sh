@@ -314,6 +314,7 @@ streams() {
 # that does not.
 interrupt_with() { # SIGNAL CODE
     checks=$((checks + 1))
+    : >out # what is left in it would let us send the signal before the program is there
     set -m
     "$ft" run --model "$tiny" --strategy offload --moe-cache-size 40 --link-gbs 0.02 --max-tokens 3000 --trace cut \
         "Genesis 1" >out 2>err &
@@ -336,6 +337,7 @@ interrupts() {
     interrupt_with HUP 129 # the terminal was closed
     # nohup: a SIGHUP that is ignored stays ignored.
     checks=$((checks + 1))
+    : >out
     (trap '' HUP && exec "$ft" run --quiet --model "$tiny" --strategy offload --moe-cache-size 40 --link-gbs 0.02 \
         --max-tokens 40 "Genesis 1") >out 2>err &
     local pid=$! i

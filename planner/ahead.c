@@ -6,19 +6,18 @@
 #define WAITED_NS 4000.0 /* of the device, from which on the end of a wait is the end of the copies */
 #define GAP_WEIGHT 0.125 /* of a step in the gap and the rest behind a layer */
 #define LATE_NS 25000.0  /* issue of the copies, flag behind them, on an H200 */
-/* Steps of a layer in what is learned about the queue: the way to the median, whatever one slow layer was. */
-#define TELLING 2u
-#define STRETCH_MAX 2.0
+/* What a layer teaches about the queue is a step towards the median, however far off it was. */
 #define LATE_STEP_NS 100.0
 #define LATE_MAX_NS 100000.0
 #define OWN_STEP 0.001
-#define OWN_MOST 4.0
+#define OWN_MOST 4.0        /* own copies that teach most about one */
 #define STRETCH_MORE 0.006  /* copies ahead were late */
 #define STRETCH_LESS 0.0005 /* they were there: one layer of twelve may be late */
+#define STRETCH_MAX 2.0
+#define TELLING 2u /* own copies, behind more of which lateness of those in front is lost in the noise */
 #define FACTOR_MIN 0.5
 #define FACTOR_MAX 3.0
 #define QUEUE_KNOWN 64u     /* layers */
-#define BLUR_NS 10000.0     /* later than that the copies in front were still on their way */
 #define EACH_WEIGHT 0.03125 /* of a layer */
 #define HITS_WEIGHT 0.03125 /* of a layer */
 #define HITS_FIRST 0.5

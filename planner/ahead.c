@@ -186,8 +186,7 @@ static void learn_queue(struct ft_ahead *ahead, const struct ft_ahead_layer *lay
         return;
     double beyond = layer->end - ahead->late_ns - layer->link_end, way = (beyond > 0) - (beyond < 0);
     bool late = layer->front && layer->waited && beyond + layer->busy > layer->each / 2;
-    if (layer->front &&
-        layer->fetched <= TELLING) /* behind more of them what came in front is lost in the noise */
+    if (layer->front && layer->fetched <= TELLING)
         ahead->stretch = within(ahead->stretch + (late ? STRETCH_MORE : -STRETCH_LESS), 1, STRETCH_MAX);
     if (!late && layer->waited && !(layer->busy > 0)) {
         ahead->late_ns = within(ahead->late_ns + LATE_STEP_NS * way, 0, LATE_MAX_NS);

@@ -40,7 +40,7 @@ struct ft_ahead_layer {
     bool waited;               /* the device waited for them: `end` is when they ended, not later */
     uint32_t fetched, ordered; /* copies of its own; copies made ahead for it */
     uint32_t computed;         /* experts of the CPU */
-    uint32_t front;            /* copies made ahead for it */
+    uint32_t front;            /* ... once it has decided */
     double bytes;              /* of its own copies */
     double each, busy;         /* ns of one copy, before `own`; of the queue in front of its own */
     double link_end;           /* of the copies it needs, as the queue has it; 0 = it needs none */

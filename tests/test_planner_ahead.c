@@ -42,20 +42,52 @@ static void tell(enum ft_op op, enum ft_wait wait, uint32_t layer, double from, 
     ft_ahead_observe(&ahead, &o);
 }
 
-/* What each layer foresees: 8 experts, the first of which is in a slot. */
-static uint32_t choose(uint32_t from, uint32_t room, uint32_t *chosen)
+/* A layer whose experts are not in slots has decided at `now_ns`. Arrays [count]. */
+static void decide(uint32_t layer, uint32_t count, const uint8_t *is_ahead, uint8_t *place, double now_ns)
 {
-    uint32_t expert[8], slot[8] = {7, FT_NONE, FT_NONE, FT_NONE, FT_NONE, FT_NONE, FT_NONE, FT_NONE};
-    for (uint32_t i = 0; i < 8; i++)
+    uint32_t expert[24], slot[24], victim[24];
+    float predicted[24];
+    for (uint32_t i = 0; i < count; i++) {
+        expert[i] = i;
+        slot[i] = FT_NONE;
+    }
+    struct ft_layer_in in = {.layer = layer,
+                             .active_count = count,
+                             .expert = expert,
+                             .slot = slot,
+                             .ahead = is_ahead,
+                             .has_device = true,
+                             .expert_bytes = 1000000,
+                             .now_ns = now_ns};
+    struct ft_layer_out out = {.place = place, .victim = victim, .predicted_ns = predicted};
+    ft_ahead_decided(&ahead, &in, &out);
+}
+
+/* Layer `from` + 1 is foreseen at `now_ns`: slot [count] of its experts. */
+static uint32_t foresee(uint32_t from, uint32_t count, const uint32_t *slot, uint32_t room, double now_ns,
+                        uint32_t *chosen)
+{
+    uint32_t expert[8];
+    for (uint32_t i = 0; i < count; i++)
         expert[i] = i;
     struct ft_foreseen f = {.layer = from + 1,
                             .from = from,
-                            .count = 8,
+                            .count = count,
                             .expert = expert,
                             .slot = slot,
                             .room = room,
+                            .now_ns = now_ns,
                             .expert_bytes = 1000000};
     return ft_ahead_choose(&ahead, &f, chosen);
+}
+
+static const uint32_t no_slots[3] = {FT_NONE, FT_NONE, FT_NONE};
+
+/* What each layer foresees: 8 experts, the first of which is in a slot. */
+static uint32_t choose(uint32_t from, uint32_t room, uint32_t *chosen)
+{
+    const uint32_t slot[8] = {7, FT_NONE, FT_NONE, FT_NONE, FT_NONE, FT_NONE, FT_NONE, FT_NONE};
+    return foresee(from, 8, slot, room, 0, chosen);
 }
 
 /*
@@ -68,27 +100,12 @@ static uint32_t step(double gap, uint32_t good, double ahead_costs)
     uint32_t copied = 0, behind_1 = 0, chosen[8];
     static uint32_t copies;
     for (uint32_t l = 0; l < LAYERS; l++) {
-        uint32_t expert[8], slot[8], victim[8];
         uint8_t place[8], is_ahead[8] = {0};
-        float predicted[8];
-        for (uint32_t i = 0; i < 8; i++) {
-            expert[i] = i;
-            slot[i] = FT_NONE;
-            place[i] = FT_PLACE_CPU;
-        }
         for (uint32_t i = 0; i < copied && i < 5; i++)
             is_ahead[i] = good && ++copies % good == 0;
         for (uint32_t i = 0; i < 8; i++)
             place[i] = i >= 5 || is_ahead[i] ? FT_PLACE_FETCH : FT_PLACE_CPU;
-        struct ft_layer_in in = {.layer = l,
-                                 .active_count = 8,
-                                 .expert = expert,
-                                 .slot = slot,
-                                 .ahead = is_ahead,
-                                 .has_device = true,
-                                 .expert_bytes = 1000000};
-        struct ft_layer_out out = {.place = place, .victim = victim, .predicted_ns = predicted};
-        ft_ahead_decided(&ahead, &in, &out);
+        decide(l, 8, is_ahead, place, 0);
         copied = l + 1 < LAYERS && ft_ahead_looks(&ahead) ? choose(l, 8, chosen) : 0;
         for (uint32_t i = 0; i < copied; i++)
             CHECK_EQ(chosen[i], i + 1); /* likeliest first, and not what a slot holds */
@@ -191,27 +208,15 @@ static uint32_t timed_step(struct link *link, uint32_t own, uint32_t computed)
     double asked[LAYERS], seen[LAYERS], cpu_end[LAYERS];
     uint32_t copied = 0, unfinished = 0;
     for (uint32_t l = 0; l < LAYERS; l++) {
-        uint32_t expert[24], slot[24], victim[24], count = own + computed + copied, chosen[24];
+        uint32_t count = own + computed + copied, chosen[3];
         uint8_t place[24], is_ahead[24] = {0};
-        float predicted[24];
         for (uint32_t i = 0; i < count; i++) {
-            expert[i] = i;
-            slot[i] = FT_NONE;
             is_ahead[i] = i >= own + computed;
             place[i] = i < own || is_ahead[i] ? FT_PLACE_FETCH : FT_PLACE_CPU;
         }
-        struct ft_layer_in in = {.layer = l,
-                                 .active_count = count,
-                                 .expert = expert,
-                                 .slot = slot,
-                                 .ahead = is_ahead,
-                                 .has_device = true,
-                                 .expert_bytes = 1000000,
-                                 .now_ns = now};
-        struct ft_layer_out out = {.place = place, .victim = victim, .predicted_ns = predicted};
         asked[l] = now;
         unfinished += link->free > now;
-        ft_ahead_decided(&ahead, &in, &out);
+        decide(l, count, is_ahead, place, now);
         link->free = fmax(link->free, now) + own * link->each;
         seen[l] = link->free + link->late;
         cpu_end[l] = now + computed * 40000.0;
@@ -219,16 +224,7 @@ static uint32_t timed_step(struct link *link, uint32_t own, uint32_t computed)
         now += 15000;
         copied = 0;
         if (l + 1 < LAYERS && ft_ahead_looks(&ahead)) {
-            uint32_t experts[3] = {1, 2, 3}, slots[3] = {FT_NONE, FT_NONE, FT_NONE};
-            struct ft_foreseen f = {.layer = l + 1,
-                                    .from = l,
-                                    .count = 3,
-                                    .expert = experts,
-                                    .slot = slots,
-                                    .room = 3,
-                                    .now_ns = now,
-                                    .expert_bytes = 1000000};
-            copied = ft_ahead_choose(&ahead, &f, chosen);
+            copied = foresee(l, 3, no_slots, 3, now, chosen);
             link->free = fmax(link->free, now) + copied * link->each;
         }
         now = fmax(end, now) + 100000;
@@ -298,16 +294,8 @@ TEST(copies_ahead_are_done_when_the_next_layer_asks)
     }
     CHECK(unfinished * 5 <= layers_seen);
     /* What was ordered a moment ago is not done yet; later it is. */
-    struct ft_foreseen f = {.layer = 1,
-                            .from = 0,
-                            .count = 1,
-                            .expert = chosen,
-                            .slot = (const uint32_t[]){FT_NONE},
-                            .room = 1,
-                            .now_ns = now,
-                            .expert_bytes = 1000000};
     ahead.always = true;
-    CHECK_EQ(ft_ahead_choose(&ahead, &f, chosen), 1);
+    CHECK_EQ(foresee(0, 1, no_slots, 1, now, chosen), 1);
     struct ft_layer_in in = {.expert_bytes = 1000000, .now_ns = now + 10000};
     CHECK_NEAR(ft_ahead_link_busy(&ahead, &in), link.each - 10000, 8000);
     in.now_ns = now + 2 * link.each;

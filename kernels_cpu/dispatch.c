@@ -27,6 +27,11 @@ bool ft_isa_is_int8(enum ft_isa isa)
     return isa == FT_ISA_AVX2_INT8 || isa == FT_ISA_AVX2VNNI_INT8 || isa == FT_ISA_AVX512VNNI_INT8;
 }
 
+bool ft_isa_rounds(enum ft_isa isa)
+{
+    return ft_isa_is_int8(isa) || isa == FT_ISA_AVX512VNNI_INT16;
+}
+
 double ft_isa_fixed_steps(enum ft_isa isa)
 {
     return ft_isa_is_int8(isa) ? 127 : isa == FT_ISA_AVX512VNNI_INT16 ? 127.0 * 257 : 0x1p22;
@@ -141,7 +146,7 @@ int ft_kernels_init(struct ft_kernels *kernels, const char *wanted, struct ft_er
             continue;
         /* Tiles win from about five rows on; a single row of packed weights takes twice as long on them, and
          * any number of rows has to go the same way. Whoever reads long prompts on cores asks for them. */
-        if (!ft_isa_is_int8(isa) && isa != FT_ISA_AVX512VNNI_INT16 && isa != FT_ISA_AVX512AMX)
+        if (!ft_isa_rounds(isa) && isa != FT_ISA_AVX512AMX)
             best = isa;
         strcat(strcat(have, have[0] ? ", " : ""), names[isa]);
         if (wanted && strcmp(wanted, names[isa]) == 0) {

@@ -136,6 +136,7 @@ int ft_kernels_init(struct ft_kernels *kernels, const char *wanted, struct ft_er
 const char *ft_isa_name(enum ft_isa isa);
 bool ft_isa_is_available(enum ft_isa isa);
 bool ft_isa_is_int8(enum ft_isa isa); /* activations of packed e2m1 are rounded to int8 */
+bool ft_isa_rounds(enum ft_isa isa);  /* ... or to 16 bits: less exact than f32, only for who asks */
 /* The largest whole number that stands for the largest of 16 activations of packed e2m1: 127 for int8. */
 double ft_isa_fixed_steps(enum ft_isa isa);
 /* Whether versions with int8 activations use them for experts of this kind. Not for gpt_oss's clamped gates, which magnify

@@ -20,7 +20,7 @@ static const char *const fixtures[] = {FIXTURE_NAMES};
 
 static bool rounds(enum ft_isa isa)
 {
-    return ft_isa_is_available(isa) && (ft_isa_is_int8(isa) || isa == FT_ISA_AVX512VNNI_INT16);
+    return ft_isa_is_available(isa) && ft_isa_rounds(isa);
 }
 
 static uint32_t rounding_count(void)

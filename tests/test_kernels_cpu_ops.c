@@ -106,7 +106,7 @@ static double rounding_error(enum ft_isa isa, const struct ft_matrix *w, uint32_
     bool packed =
         w->format == FT_FORMAT_NVFP4 || w->format == FT_FORMAT_MXFP4 || w->format == FT_FORMAT_DS_FP4;
     double sum = 0, largest = 0;
-    for (uint32_t i = 0; packed && ft_isa_fixed_steps(isa) < 0x1p22 && i < w->in; i++) {
+    for (uint32_t i = 0; packed && ft_isa_rounds(isa) && i < w->in; i++) {
         for (uint32_t j = i; i % 16 == 0 && j < i + 16; j++)
             largest = fmax(j == i ? 0 : largest, fabs((double)x[j]));
         sum += fabs(ft_matrix_element(w, o, i)) * largest * 0.502 / ft_isa_fixed_steps(isa);

@@ -122,7 +122,7 @@ static double bound(enum ft_isa isa, const struct ft_matrix *w, uint32_t o, cons
                element * largest * (0.502 / ft_isa_fixed_steps(isa));
         weights += element;
     }
-    return sum + weights * (fixed ? ft_isa_fixed_steps(isa) < 0x1p22 ? 4e-33 : 0x1p-126 : 0) + FLT_MIN;
+    return sum + weights * (fixed ? ft_isa_rounds(isa) ? 4e-33 : 0x1p-126 : 0) + FLT_MIN;
 }
 
 static bool isa_start(struct ft_kernels *kernels, enum ft_isa isa)

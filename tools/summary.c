@@ -71,7 +71,7 @@ static void print_speed(const struct ft_summary *summary, const struct ft_engine
     if (summary->first_token_ns > 0)
         fprintf(out, ", first token after %s", format_ns(summary->first_token_ns, c, sizeof c));
     enum ft_isa isa = ft_session_isa(engine->session);
-    bool exact = ft_isa_fixed_steps(isa) < 0x1p22 && !ft_activation_takes_int8(engine->model->activation);
+    bool exact = ft_isa_rounds(isa) && !ft_activation_takes_int8(engine->model->activation);
     fprintf(out, "\ndecode  %u tokens, %.1f tok/s (%s, %s%s, %u workers%s)\n", summary->new_tokens,
             decode_per_second(stats), ft_strategy_name(engine->plan.strategy), ft_isa_name(isa),
             exact ? " but f32 for the gates of this model" : "", engine->plan.workers,
